@@ -84,11 +84,17 @@ class _Place:
     def _submit(self, fn: Callable[..., _R], *args: Any, **kwargs: Any) -> Future[_R]:
         from loky import ProcessPoolExecutor
 
-        with _safe_path() as before:  # loky's own helpers, which it starts with the pool, get it from this process
+        # loky's own helpers, which it starts with the pool, get from this process that nothing is imported from the
+        # current folder; the worker gets the setting before
+        before = os.environ.get(SAFE_PATH)
+        _set_safe_path("1")
+        try:
             if self.pool is None:
                 given = (os.getpid(), before)
                 self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=given, env=ENVIRONMENT)
             future: Future[_R] = self.pool.submit(fn, *args, **kwargs)
+        finally:
+            _set_safe_path(before)
         self.latest = future
         return future
 
@@ -100,17 +106,6 @@ class _Place:
         if self.pool is not None:
             self.pool.shutdown(wait=True, kill_workers=kill)
         self.pool = self.latest = None
-
-
-@contextmanager
-def _safe_path() -> Iterator[str | None]:
-    """Let Python processes that begin inside import nothing from the current folder; yield the setting before."""
-    before = os.environ.get(SAFE_PATH)
-    _set_safe_path("1")
-    try:
-        yield before
-    finally:
-        _set_safe_path(before)
 
 
 def _set_safe_path(value: str | None) -> None:
@@ -206,8 +201,46 @@ def slurm_executor(settings: SlurmSettings, *, mixed: bool = False) -> Iterator[
     _require("dask_jobqueue")
     if shutil.which("sbatch") is None:
         raise BadInput("Slurm's `sbatch` is not found: run this where jobs can be submitted, or use --dask ADDRESS")
-    with _quiet(), _slurm_cluster(settings) as cluster, _client(cluster, "the scheduler did not start") as client:
-        yield OnDask(client, cluster.scheduler_address, mixed=mixed)
+    from dask_jobqueue.slurm import SLURMCluster
+
+    silent = () if settings.logs else ("--output=/dev/null", "--error=/dev/null")  # else into the current folder
+    exports = [f"export {name}={value}" for name, value in ENVIRONMENT.items()]
+    with _quiet():
+        try:
+            cluster = SLURMCluster(
+                cores=settings.cores,
+                processes=settings.cores,  # one thread each
+                memory=settings.memory,
+                walltime=settings.walltime,
+                queue=settings.queue,
+                account=settings.account,
+                job_name="flatlens",
+                job_extra_directives=[*silent, *settings.directives],
+                job_script_prologue=[*settings.before, *exports],
+                python=settings.python or sys.executable,
+                interface=settings.interface,
+                log_directory=settings.logs,
+                scheduler_options={"dashboard": False} | ({"host": settings.host} if settings.host else {}),
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise BadInput(f"no scheduler for Slurm's workers could be started here: {one_line(error)}") from error
+        with cluster:
+            _require_accepted(cluster.job_script())
+            cluster.adapt(minimum_jobs=settings.jobs, maximum_jobs=settings.jobs)  # replaces the jobs that end
+            with _client(cluster, "the scheduler did not start") as client:
+                yield OnDask(client, cluster.scheduler_address, mixed=mixed)
+
+
+def _require_accepted(script: str) -> None:
+    """Ask Slurm whether it would take a job: what it refuses later is told nowhere."""
+    command = ["sbatch", "--test-only"]
+    try:
+        answer = subprocess.run(command, input=script, capture_output=True, text=True, timeout=SUBMIT_WITHIN)
+    except subprocess.TimeoutExpired as error:
+        raise BadInput(f"Slurm does not answer within {SUBMIT_WITHIN:g} s: is its controller running?") from error
+    if answer.returncode:
+        said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
+        raise BadInput(f"Slurm refused the jobs ({said}): change the options of --slurm")
 
 
 def adapted(executor: Executor) -> Executor:
@@ -307,47 +340,6 @@ def _unfit(here: dict[str, str] | None, dask_worker: Worker | None = None) -> st
     if here is not None and (what := difference(versions(), here)):
         return f"has other versions ({what}) and would mix two computations: install the same ones, or use --mixed"
     return ""
-
-
-@contextmanager
-def _slurm_cluster(settings: SlurmSettings) -> Iterator[SLURMCluster]:
-    from dask_jobqueue.slurm import SLURMCluster
-
-    try:
-        cluster = SLURMCluster(**_options(settings))
-    except (OSError, RuntimeError, ValueError) as error:
-        raise BadInput(f"no scheduler for Slurm's workers could be started here: {one_line(error)}") from error
-    with cluster:
-        # what Slurm refuses later is told nowhere: it is asked whether it would take a job
-        command, script = ["sbatch", "--test-only"], cluster.job_script()
-        try:
-            answer = subprocess.run(command, input=script, capture_output=True, text=True, timeout=SUBMIT_WITHIN)
-        except subprocess.TimeoutExpired as error:
-            raise BadInput(f"Slurm does not answer within {SUBMIT_WITHIN:g} s: is its controller running?") from error
-        if answer.returncode:
-            said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
-            raise BadInput(f"Slurm refused the jobs ({said}): change the options of --slurm")
-        cluster.adapt(minimum_jobs=settings.jobs, maximum_jobs=settings.jobs)  # replaces the jobs that end
-        yield cluster
-
-
-def _options(settings: SlurmSettings) -> dict[str, Any]:
-    silent = () if settings.logs else ("--output=/dev/null", "--error=/dev/null")  # else into the current folder
-    return {
-        "cores": settings.cores,
-        "processes": settings.cores,  # one thread each
-        "memory": settings.memory,
-        "walltime": settings.walltime,
-        "queue": settings.queue,
-        "account": settings.account,
-        "job_name": "flatlens",
-        "job_extra_directives": [*silent, *settings.directives],
-        "job_script_prologue": [*settings.before, *(f"export {name}={value}" for name, value in ENVIRONMENT.items())],
-        "python": settings.python or sys.executable,
-        "interface": settings.interface,
-        "log_directory": settings.logs,
-        "scheduler_options": {"dashboard": False} | ({"host": settings.host} if settings.host else {}),
-    }
 
 
 @contextmanager

@@ -47,8 +47,21 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
     """
     problem = _problem(copy_of(model, "measuring").to(getattr(torch, settings.dtype)), split, settings)
     found, lens = _measured(problem, settings)
-    if settings.bounds:
-        found |= dict(_sides(lens, settings.bounds, split))
+    # both sides of the bounds; where the law of the inputs is known, by each rule for the radius
+    law, target = split.distribution, split.target
+    assume = () if law is None else ("iid_samples",)
+    rules = RULES[:1] if law is None else RULES
+    for rule in rules if settings.bounds else ():
+        other = "" if rule == RULES[0] else rule
+        for verdict in check_bounds(
+            lens, settings.bounds, assume=assume, distribution=law, target=target, rule=rule, progress=no_progress
+        ):
+            note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
+            lhs = Estimate(verdict.lhs, source=verdict.source, note=note)
+            bound = Column.parse(verdict.bound)
+            found[bound.of_side("lhs", other).row, verdict.layer] = lhs
+            found[bound.of_side("rhs", other).row, verdict.layer] = replace(lhs, value=verdict.rhs)
+    # the same after each transform
     own = int(digest((settings.data, settings.model, settings.training)), 16)  # networks of one seed move differently
     for name in settings.moved:
         generator = torch.Generator().manual_seed(own)
@@ -109,21 +122,6 @@ def _in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def _sides(lens: Lens, bounds: tuple[str, ...], split: Split) -> Iterator[tuple[Key, Estimate]]:
-    law, target = split.distribution, split.target
-    assume = () if law is None else ("iid_samples",)
-    for rule in RULES[:1] if law is None else RULES:
-        other = "" if rule == RULES[0] else rule
-        for verdict in check_bounds(
-            lens, bounds, assume=assume, distribution=law, target=target, rule=rule, progress=no_progress
-        ):
-            note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
-            about = Estimate(verdict.lhs, source=verdict.source, note=note)
-            bound = Column.parse(verdict.bound)
-            yield (bound.of_side("lhs", other).row, verdict.layer), about
-            yield (bound.of_side("rhs", other).row, verdict.layer), replace(about, value=verdict.rhs)
-
-
 _kept: dict[tuple[DataSettings | UserData, Path], Split] = {}
 
 
@@ -150,46 +148,35 @@ class ComputeInto:
         self.store.require_seen()
         if self.together == 1 or any(isinstance(one.training, TrainedElsewhere) for one in pack):
             return one_by_one(self, pack)
-        return _Pack(self, pack).traces()
+        traces = [""] * len(pack)
+        begun: list[tuple[int, Split, Member, ExitStack]] = []  # as `train_together` numbers them
 
+        def members() -> Iterator[Member]:
+            for place, settings in enumerate(pack):
+                if self.store.folder(settings.key).is_dir():
+                    continue
+                with traceback_in(traces, place):
+                    note = ExitStack()
+                    progress = note.enter_context(self.store.progress_file(settings.key)) if self.tell else None
+                    split, member = _member(settings, self.store.checkpoint(settings.key), progress)
+                    begun.append((place, split, member, note))
+                    yield member
 
-class _Pack:
-    """Networks that are trained as a stack where they can be one."""
-
-    def __init__(self, task: ComputeInto, pack: Sequence[NetworkSettings]) -> None:
-        self.task, self.store, self.pack = task, task.store, pack
-        self.found = [""] * len(pack)  #: a traceback for each that failed
-        self.begun: list[tuple[int, Split, Member, ExitStack]] = []  # as `train_together` numbers them
-
-    def traces(self) -> list[str]:
-        """Compute the networks; return their tracebacks."""
         with one_thread():
             try:
-                for ended in train_together(self._members(), self.task.together):
-                    place, split, member, note = self.begun[ended.number]
+                for ended in train_together(members(), self.together):
+                    place, split, member, note = begun[ended.number]
                     note.close()
-                    with traceback_in(self.found, place):
+                    with traceback_in(traces, place):
                         if ended.error is not None:
                             raise ended.error
                         assert ended.result is not None
                         why = ended.why_alone
-                        record = _record(self.pack[place], split, member, ended.result, ended.seconds, why)
-                        self.store.write(record)
+                        self.store.write(_record(pack[place], split, member, ended.result, ended.seconds, why))
             finally:
-                for _, _, _, note in self.begun:
+                for _, _, _, note in begun:
                     note.close()
-        return self.found
-
-    def _members(self) -> Iterator[Member]:
-        for place, settings in enumerate(self.pack):
-            if self.store.folder(settings.key).is_dir():
-                continue
-            with traceback_in(self.found, place):
-                note = ExitStack()
-                progress = note.enter_context(self.store.progress_file(settings.key)) if self.task.tell else None
-                split, member = _member(settings, self.store.checkpoint(settings.key), progress)
-                self.begun.append((place, split, member, note))
-                yield member
+        return traces
 
 
 def compute(settings: NetworkSettings, save: Path | None = None, progress: Progress | None = None) -> Record:
@@ -201,22 +188,20 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
         progress: called with ("training steps", done, total).
     """
     with one_thread():
-        if isinstance(settings.training, TrainedElsewhere):
-            return _read(settings, settings.training)
+        if isinstance(training := settings.training, TrainedElsewhere):
+            split, model, file = _data(settings.data), settings.model.build(), Path(training.weights)
+            if contents_of(file) != training.contents:
+                raise BadWeights(
+                    f"{file} was changed since the study began", remedy="put it back, or begin another study"
+                )
+            load_weights(model, file)
+            member = Member(model, split.train, Training(SGD(1.0), max_steps=0, loss=training.loss))
+            found = TrainingResult("trained elsewhere", 0, 0.0, nan, nan, {})
+            return _record(settings, split, member, found, 0.0)
         split, one = _member(settings, save, progress)
         start = time.perf_counter()
         trained = train(one.model, one.data, one.settings, test=one.test, watch=one.watch, save=save, progress=progress)
         return _record(settings, split, one, trained, time.perf_counter() - start)
-
-
-def _read(settings: NetworkSettings, training: TrainedElsewhere) -> Record:
-    split, model, file = _data(settings.data), settings.model.build(), Path(training.weights)
-    if contents_of(file) != training.contents:
-        raise BadWeights(f"{file} was changed since the study began", remedy="put it back, or begin another study")
-    load_weights(model, file)
-    member = Member(model, split.train, Training(SGD(1.0), max_steps=0, loss=training.loss))
-    trained = TrainingResult("trained elsewhere", 0, 0.0, nan, nan, {})
-    return _record(settings, split, member, trained, 0.0)
 
 
 def _member(settings: NetworkSettings, save: Path | None, progress: Progress | None) -> tuple[Split, Member]:
@@ -338,20 +323,21 @@ def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
     first = networks[0]
     unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
     _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]
-    steps = [_steps(one, samples) for one in networks]
+    steps = [1 if _is_solved(one) else one.training.steps(samples) for one in networks]
     step = short if _is_solved(first) else _seconds_per_step(unmeasured, short, max(steps))
     measuring = _trial(first, WARM)[1]
-    moments = sum(_moments(one, samples) for one in networks)
+    # measurements during training: at each of the steps listed, or every so many, the first step included
+    moments = 0
+    for one, number in zip(networks, steps, strict=True):
+        if one.followed is not None:
+            every = one.followed.every
+            moments += 1 + number // every if isinstance(every, int) else len(every)
     measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
     return Cost(len(networks), step * sum(steps), measured)
 
 
 def _is_solved(settings: NetworkSettings) -> bool:  # a ridge regression: one step, whatever the settings give
     return isinstance(settings.training, Training) and isinstance(settings.training.optimiser, Ridge)
-
-
-def _steps(settings: NetworkSettings, samples: int) -> int:
-    return 1 if _is_solved(settings) else settings.training.steps(samples)
 
 
 def _seconds_per_step(settings: NetworkSettings, short: float, most: int) -> float:
@@ -371,13 +357,6 @@ def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
     training = replace(settings.training, max_steps=steps, max_epochs=None, until=Until())
     result = compute(replace(settings, training=training, followed=None)).result
     return result["seconds_training"], result["seconds_measuring"], result["samples"]
-
-
-def _moments(settings: NetworkSettings, samples: int) -> int:
-    if (followed := settings.followed) is None:
-        return 0
-    steps = _steps(settings, samples)
-    return 1 + steps // followed.every if isinstance(followed.every, int) else len(followed.every)
 
 
 def _moment(settings: NetworkSettings) -> float:

@@ -15,7 +15,8 @@ import re
 import stat
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from html import escape
@@ -122,9 +123,6 @@ _RESULT: dict[str, Any] = {
     "seconds_measuring": float,
 }  # fmt: skip
 """What the result.json of a network holds; the first four always."""
-_CURVES = (("step", "loss", "accuracy", "test_loss"), ("input", "output"))
-"""The curves of a network: those of one group have one length."""
-_KINDS = {"text": "text", "number": "numbers", "flag": "True or False", "any": "any values"}
 TABLE_COLUMNS: dict[str, list[str]] = {
     "layers": [*IDENTITY, "measure", "layer", "position", "value", "kind"],
     "curves": [*IDENTITY, "step", "loss", "accuracy", "test_loss"],
@@ -169,7 +167,7 @@ def require_result(result: Mapping[str, Any]) -> None:
 
 def require_curves(curves: Mapping[str, Tensor]) -> None:
     """Raise BadInput for curves that are not numbers in rows of one length."""
-    for group in _CURVES:
+    for group in (("step", "loss", "accuracy", "test_loss"), ("input", "output")):
         there = group if group[0] in curves else ()
         shapes = {tuple(curves[name].shape) if name in curves else () for name in there}
         if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
@@ -178,14 +176,24 @@ def require_curves(curves: Mapping[str, Tensor]) -> None:
 
 def require_tables(tables: Mapping[str, pd.DataFrame], study: Study, varied: list[str]) -> None:
     """Refuse tables that are not those of the study: columns, types, doubled or foreign networks."""
+    facts = () if isinstance(study.base.training, Training) else ("lr", "batch_size")  # of a table of the user's
     for name, table in tables.items():
-        _require_columns(name, table, _expected(name, table, study, varied), study)
-        if name in _ONCE and (twice := table.duplicated(_ONCE[name])).any():
-            row = ", ".join(map(str, table[twice].iloc[0][_ONCE[name]]))
+        there, expected = list(table.columns), _expected(name, table, study, varied)
+        if twice := list(table.columns[table.columns.duplicated()]):
+            raise BadInput(f"the table {name} has the column {twice[0]!r} twice")
+        if missing := [column for column in expected if column not in there]:
+            raise BadInput(f"the table {name} has no column {missing[0]!r}")
+        if extra := [column for column in there if column not in expected]:
+            raise BadInput(f"the table {name} has the column {extra[0]!r}, which no such table has")
+        for column, kind in expected.items():
+            if column not in facts and not table.empty and not _KINDS[kind](table[column]):
+                raise BadInput(f"the column {column!r} of the table {name} must hold {kind}")
+        if name in _ONCE and (again := table.duplicated(_ONCE[name])).any():
+            row = ", ".join(map(str, table[again].iloc[0][_ONCE[name]]))
             raise BadInput(f"the table {name} has two rows for {row}")
     networks, keys = tables["networks"], list(tables["networks"]["key"])
-    if (twice := networks.drop(columns="key").duplicated()).any():
-        raise BadInput(f"the table networks has the network {networks['key'][twice].iloc[0]} a second time")
+    if (again := networks.drop(columns="key").duplicated()).any():
+        raise BadInput(f"the table networks has the network {networks['key'][again].iloc[0]} a second time")
     if len(networks) > (most := math.prod(len(axis.values) for axis in study.axes)):
         raise BadInput(f"the table networks has {len(networks)} networks, more than the {most} of the study")
     if list(tables["values"]["key"]) != keys:
@@ -196,43 +204,31 @@ def require_tables(tables: Mapping[str, pd.DataFrame], study: Study, varied: lis
 
 
 def _expected(name: str, table: pd.DataFrame, study: Study, varied: list[str]) -> dict[str, str]:
-    network = {column: "text" if column in _TEXTS else "number" for column in IDENTITY}
+    """Return the columns that a table must have, with what they hold: a key of `_KINDS`."""
+    network = {column: "text" if column in _TEXTS else "numbers" for column in IDENTITY}
     if name == "values":
-        return network | {"included": "flag"} | {quantity.name: "number" for quantity in study.quantities}
+        return network | {"included": "True or False"} | {quantity.name: "numbers" for quantity in study.quantities}
     if name != "networks":
         texts = _TEXTS | {"x", "y"} if name in ("relations", "within") else _TEXTS
-        return {column: "text" if column in texts else "number" for column in TABLE_COLUMNS[name]}
-    axes = dict.fromkeys((axis for axis in varied if axis not in IDENTITY), "any")
-    parts = dict.fromkeys(set(setting_columns(varied)) & set(table), "any")  # older tables have none of joint axes
-    own = {"outcome": "text", "steps": "number"} | network | axes | parts
-    return own | {str(one): "text" if one == "weights" else "number" for one in table if one not in own}
+        return {column: "text" if column in texts else "numbers" for column in TABLE_COLUMNS[name]}
+    axes = dict.fromkeys((axis for axis in varied if axis not in IDENTITY), "any values")
+    parts = dict.fromkeys(set(setting_columns(varied)) & set(table), "any values")  # none of joint axes in older tables
+    own = {"outcome": "text", "steps": "numbers"} | network | axes | parts
+    return own | {str(one): "text" if one == "weights" else "numbers" for one in table if one not in own}
 
 
-def _require_columns(name: str, table: pd.DataFrame, expected: Mapping[str, str], study: Study) -> None:
-    there = list(table.columns)
-    if twice := list(table.columns[table.columns.duplicated()]):
-        raise BadInput(f"the table {name} has the column {twice[0]!r} twice")
-    if missing := [column for column in expected if column not in there]:
-        raise BadInput(f"the table {name} has no column {missing[0]!r}")
-    if extra := [column for column in there if column not in expected]:
-        raise BadInput(f"the table {name} has the column {extra[0]!r}, which no such table has")
-    facts = () if isinstance(study.base.training, Training) else ("lr", "batch_size")  # of a table of the user's
-    for column, kind in expected.items():
-        if column not in facts and not _holds(table[column], kind):
-            raise BadInput(f"the column {column!r} of the table {name} must hold {_KINDS[kind]}")
+def _are_numbers(column: pd.Series[Any]) -> bool:
+    numbers = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+    return (numbers and column.dtype.kind != "c") or bool(column.isna().all())
 
 
-def _holds(column: pd.Series[Any], kind: str) -> bool:
-    if kind == "any" or column.empty:
-        return True
-    if kind == "text":
-        return all(isinstance(one, str) for one in column)
-    flags, numbers = pd.api.types.is_bool_dtype(column.dtype), pd.api.types.is_numeric_dtype(column.dtype)
-    if kind == "flag":
-        return flags
-    return (numbers and not flags and column.dtype.kind != "c") or bool(column.isna().all())
-
-
+_KINDS: Mapping[str, Callable[[pd.Series[Any]], bool]] = {
+    "text": lambda column: all(isinstance(one, str) for one in column),
+    "numbers": _are_numbers,
+    "True or False": lambda column: pd.api.types.is_bool_dtype(column.dtype),
+    "any values": lambda column: True,
+}
+"""Whether a column holds what its table has there."""
 _TABLES = tuple(one.name for one in fields(StudyResult) if one.type == "pd.DataFrame" and one.name != "differences")
 _OTHERS = tuple(
     one.name for one in fields(StudyResult) if one.name not in (*_TABLES, "quantities", "differences", "answer")
@@ -241,8 +237,6 @@ _RESULT_FILE = "result.json"
 _PLAIN = re.compile(r"(?!\.+$)[\w.+,=()@ -]+")
 LARGEST, MOST, MOST_CELLS = 2**30, 10_000, 10**8
 """Bytes of an archive or a table, unpacked, files of an archive, and cells of a table, at most."""
-_DATE = (1980, 1, 1, 0, 0, 0)
-"""Date of every member: equal tables make equal bytes."""
 
 
 def write_study(archive: zipfile.ZipFile, name: str, result: StudyResult) -> None:
@@ -272,7 +266,18 @@ def opened_archive(path: str | os.PathLike[str], what: str) -> Iterator[zipfile.
             if not Path(path).is_file():
                 raise BadInput("there is no such file")
             with zipfile.ZipFile(path) as archive:
-                _require_members(archive.infolist())
+                members = archive.infolist()
+                if len(members) > MOST:
+                    raise BadInput(f"it has {len(members):,} files, more than {MOST:,}")
+                if (size := sum(member.file_size for member in members)) > LARGEST:
+                    raise BadInput(f"it unpacks to {size:,} bytes, more than {LARGEST:,}")
+                for name, number in Counter(member.filename for member in members).items():
+                    if number > 1:
+                        raise BadInput(f"it has {name!r} twice")
+                    if not all(_PLAIN.fullmatch(part) for part in name.split("/")):
+                        raise BadInput(f"{name!r} in it is not the name of a flatlens file")
+                    if stat.S_ISLNK(archive.getinfo(name).external_attr >> 16):
+                        raise BadInput(f"{name!r} in it is a link")
                 yield archive
     except MissingExtra:
         raise
@@ -280,26 +285,9 @@ def opened_archive(path: str | os.PathLike[str], what: str) -> Iterator[zipfile.
         raise BadFolder(f"{str(path)!r} does not hold {what}, or is damaged ({one_line(error, 300)})") from error
 
 
-def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
-    names = [member.filename for member in members]
-    if len(names) > MOST:
-        raise BadInput(f"it has {len(names):,} files, more than {MOST:,}")
-    if (size := sum(member.file_size for member in members)) > LARGEST:
-        raise BadInput(f"it unpacks to {size:,} bytes, more than {LARGEST:,}")
-    seen: set[str] = set()
-    for member, name in zip(members, names, strict=True):
-        if name in seen:
-            raise BadInput(f"it has {name!r} twice")
-        seen.add(name)
-        if not all(_PLAIN.fullmatch(part) for part in name.split("/")):
-            raise BadInput(f"{name!r} in it is not the name of a flatlens file")
-        if stat.S_ISLNK(member.external_attr >> 16):
-            raise BadInput(f"{name!r} in it is a link")
-
-
 def write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Write a file into the archive."""
-    archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
+    """Write a file into the archive, always with one date: equal tables make equal bytes."""
+    archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
 
 
 def read_studies_in(archive: zipfile.ZipFile, beside: Sequence[str] = ()) -> dict[str, StudyResult]:
@@ -320,7 +308,12 @@ def read_studies_in(archive: zipfile.ZipFile, beside: Sequence[str] = ()) -> dic
 
 
 def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
-    values = json.loads(archive.read(f"{name}/{_RESULT_FILE}"), parse_constant=_no_number)
+    from pyarrow import parquet
+
+    def no_number(text: str) -> float:
+        raise BadInput(f"{_RESULT_FILE} has the value {text}")
+
+    values = json.loads(archive.read(f"{name}/{_RESULT_FILE}"), parse_constant=no_number)
     if not isinstance(values, dict):
         raise BadInput(f"{name}/{_RESULT_FILE} is not a JSON object")
     values.pop("answers", None)  # of an older archive
@@ -328,7 +321,16 @@ def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
         raise BadInput(f"{name}/{_RESULT_FILE} has {min(extra)!r}, which no study has")
     pairs = {key: value for key, value in values.items() if isinstance(value, list)}  # JSON has lists for tuples
     values |= {key: [tuple(one) if isinstance(one, list) else one for one in value] for key, value in pairs.items()}
-    tables = {table: _read_table(archive, f"{name}/{table}.parquet") for table in _TABLES}
+    # the tables, if they are not too large: a few bytes of Parquet can stand for any number of equal values
+    tables = {}
+    for table in _TABLES:
+        member = f"{name}/{table}.parquet"
+        content = io.BytesIO(archive.read(member))
+        about = parquet.read_metadata(content)
+        size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+        if about.num_rows * about.num_columns > MOST_CELLS or size > LARGEST:
+            raise BadInput(f"{member} has {about.num_rows:,} rows of {about.num_columns:,} columns: too many")
+        tables[table] = pd.read_parquet(content)
     if "kind" not in tables["gap_correlations"]:  # an older archive: its rows are of all networks
         tables["gap_correlations"].insert(0, "kind", "")
     study = Study.from_json(values.get("settings", {}))
@@ -340,19 +342,3 @@ def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
     found: StudyResult = made(StudyResult, {**values, **tables, "quantities": study.quantities})
     require_tables(tables, study, found.varied)
     return found
-
-
-def _read_table(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:
-    """Return a table, if it is not too large: a few bytes of Parquet can stand for any number of equal values."""
-    from pyarrow import parquet
-
-    content = archive.read(member)
-    about = parquet.read_metadata(io.BytesIO(content))
-    size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-    if about.num_rows * about.num_columns > MOST_CELLS or size > LARGEST:
-        raise BadInput(f"{member} has {about.num_rows:,} rows of {about.num_columns:,} columns: too many")
-    return pd.read_parquet(io.BytesIO(content))
-
-
-def _no_number(text: str) -> float:
-    raise BadInput(f"{_RESULT_FILE} has the value {text}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from flatlens.errors import BadFolder, BadInput, one_line
@@ -139,48 +140,30 @@ def run_all(
         packs: Iterable[tuple[_T, ...]] = (tuple(whole[at : at + pack]) for at in range(0, len(whole), pack))
     else:
         packs = pack(whole)
-    with _hands_of(executor, workers) as hands:
-        _Sweep(deque(packs), function, note_failure, hands, shown).run()
-
-
-@dataclass(frozen=True)
-class _Hands:
-    """The executor that packs go to, how many at a time, and how often one may be lost before it is given up."""
-
-    executor: Executor
-    at_once: float
-    losses: int
-    ours: bool  #: whether the processes are our own: then a death ends one pack alone
-
-
-@contextmanager
-def _hands_of(given: Executor | None, workers: int) -> Iterator[_Hands]:
-    if given is not None:
-        yield _Hands(adapted(given), float("inf"), MAX_LOSSES, ours=False)
+    if executor is not None:
+        _Sweep(deque(packs), function, note_failure, shown, adapted(executor), math.inf, ours=False).run()
         return
     own = WorkerProcesses(workers)
     try:
-        yield _Hands(own, workers, MAX_DEATHS, ours=True)
+        _Sweep(deque(packs), function, note_failure, shown, own, workers, ours=True).run()
     except BaseException:
         own.shutdown(cancel_futures=True)
         raise
     own.shutdown()
 
 
+@dataclass(eq=False)
 class _Sweep(Generic[_T]):
-    def __init__(
-        self,
-        packs: deque[tuple[_T, ...]],
-        function: Callable[[_T], object],
-        note_failure: NoteFailure[_T],
-        hands: _Hands,
-        shown: ProgressReporter[_T] | None,
-    ) -> None:
-        self.packs, self.function, self.note_failure = packs, function, note_failure
-        self.hands, self.shown = hands, shown
-        self.alone: deque[tuple[_T, ...]] = deque()  # at the end, with nothing else in hand
-        self.in_hand: dict[Future[list[str]], tuple[_T, ...]] = {}
-        self.losses: Counter[_T] = Counter()
+    packs: deque[tuple[_T, ...]]
+    function: Callable[[_T], object]
+    note_failure: NoteFailure[_T]
+    shown: ProgressReporter[_T] | None
+    executor: Executor
+    at_once: float  #: number of packs that it takes at a time
+    ours: bool  #: whether the processes are our own: then a death ends one pack alone
+    alone: deque[tuple[_T, ...]] = field(default_factory=deque)  #: at the end, with nothing else in hand
+    in_hand: dict[Future[list[str]], tuple[_T, ...]] = field(default_factory=dict)
+    losses: Counter[_T] = field(default_factory=Counter)
 
     def run(self) -> None:
         """Run until nothing is left."""
@@ -188,7 +171,7 @@ class _Sweep(Generic[_T]):
             while self.packs or self.in_hand or self.alone:
                 if self.shown:
                     self.shown.look()
-                while self.packs and len(self.in_hand) < self.hands.at_once:
+                while self.packs and len(self.in_hand) < self.at_once:
                     self._hand_out(self.packs.popleft())
                 if self.alone and not self.in_hand:
                     self._hand_out(self.alone.popleft())
@@ -203,7 +186,7 @@ class _Sweep(Generic[_T]):
 
     def _hand_out(self, pack: tuple[_T, ...]) -> None:
         try:
-            self.in_hand[self.hands.executor.submit(_guarded, self.function, pack)] = pack
+            self.in_hand[self.executor.submit(_guarded, self.function, pack)] = pack
         except Exception as error:  # whatever it says of itself: it is shut down, broken, out of processes
             raise _broken(error) from error
 
@@ -213,7 +196,7 @@ class _Sweep(Generic[_T]):
         except BadFolder:
             raise
         except Exception as error:  # the function's own were caught in the worker: this is the executor's
-            if isinstance(error, BrokenExecutor) and not self.hands.ours:
+            if isinstance(error, BrokenExecutor) and not self.ours:
                 raise _broken(error) from error
             self._take_up_singly(pack, error)
         else:
@@ -223,13 +206,13 @@ class _Sweep(Generic[_T]):
     def _take_up_singly(self, pack: tuple[_T, ...], error: Exception) -> None:
         self.losses.update(pack)
         for task in reversed(pack):
-            if self.losses[task] >= self.hands.losses:
+            if self.losses[task] >= (MAX_DEATHS if self.ours else MAX_LOSSES):
                 trace = "".join(traceback.format_exception(error))
                 if isinstance(error, BrokenExecutor):
                     killed = f"the worker was killed {self.losses[task]} times while it ran this"
                     trace = f"{one_line(error)}\n{killed}: is there enough memory?\n"  # with the exit codes
                 self._finish(task, trace)
-            elif self.hands.ours:
+            elif self.ours:
                 self.packs.appendleft((task,))
             else:
                 self.alone.append((task,))

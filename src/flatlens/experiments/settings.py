@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import product
 from numbers import Real
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias
 
 from flatlens.bounds.definition import read_bound
 from flatlens.data import Split, UserData
@@ -46,8 +46,34 @@ class Followed:
         Schedule(self.every)
 
 
+class _Stored:
+    """Settings that are stored as JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain dicts, lists and numbers; `from_json` undoes it."""
+        plain: dict[str, Any] = as_plain(self)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        """Read the settings that `as_json` wrote (study.json, or a network's config.json).
+
+        Raises:
+            BadInput: the settings are not such settings of this version.
+        """
+        what = "study" if cls is Study else "network"
+        try:
+            with silent():
+                found = from_plain(dict(plain), KNOWN)
+        except BadInput as error:
+            raise BadInput(f"these settings do not describe a {what}: {error}") from error
+        if not isinstance(found, cls):
+            raise BadInput(f"these settings do not describe a {what}, but a {type(found).__name__}")
+        return found
+
+
 @dataclass(frozen=True)
-class NetworkSettings:
+class NetworkSettings(_Stored):
     """Everything that decides one network's results, bit by bit; `key` is its folder's name.
 
     Former names of options and transforms become the present ones.
@@ -86,16 +112,6 @@ class NetworkSettings:
             plain["followed"]["measures"] = [former_measure(name) for name in self.followed.measures]
         return digest(plain)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists and numbers; `from_json` undoes it."""
-        plain: dict[str, Any] = as_plain(self)
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> NetworkSettings:
-        """Read the settings that `as_json` wrote (a network's config.json)."""
-        return _read(cls, plain, "network")
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -111,7 +127,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(_Stored):
     """A population of networks: every value of each axis with every value of the others.
 
     >>> study = Study.digits("laptop")
@@ -138,16 +154,17 @@ class Study:
     @classmethod
     def digits(cls, scale: StudyScale = "laptop") -> Study:
         """Return 4-layer ReLU networks on scikit-learn's digits: 99 ("laptop", minutes) or 8 ("smoke", seconds)."""
-        if scale == "laptop":
-            base = _digits(train=600, widths=(64, 64, 64), loss_below=2e-3, max_steps=40_000)
-            grid: tuple[tuple[Any, ...], ...] = ((0.05, 0.1, 0.2), (4, 16, 64), tuple(range(11)))
-        elif scale == "smoke":
-            base = _digits(train=200, widths=(32, 32, 32), loss_below=1e-2, max_steps=10_000)
-            grid = ((0.05, 0.1), (4, 16), (0, 1))
-        else:
-            raise UnknownName.among("scale", scale, ["smoke", "laptop"], where="of this study")
-        axes = tuple(Axis(name, values) for name, values in zip(("lr", "batch_size", "seed"), grid, strict=True))
-        return cls("digits", base, axes, scale=scale)
+        sizes = {
+            "smoke": (200, 32, 1e-2, 10_000, ((0.05, 0.1), (4, 16), (0, 1))),
+            "laptop": (600, 64, 2e-3, 40_000, ((0.05, 0.1, 0.2), (4, 16, 64), tuple(range(11)))),
+        }
+        if scale not in sizes:
+            raise UnknownName.among("scale", scale, sizes, where="of this study")
+        train, width, loss_below, steps, grid = sizes[scale]
+        until = Until(loss_below=loss_below, accuracy=1.0)
+        training = Training(SGD(lr=0.1), batch_size=16, loss="half_squared_error", until=until, max_steps=steps)
+        base = NetworkSettings(DataSettings("digits", train=train), MLP(64, (width,) * 3, 10), training, STUDIED)
+        return cls("digits", base, tuple(map(Axis, ("lr", "batch_size", "seed"), grid)), scale=scale)
 
     @property
     def varied(self) -> list[str]:
@@ -171,8 +188,11 @@ class Study:
 
     def networks(self) -> list[NetworkSettings]:
         """Return the settings of every network, axis by axis, each from its smallest value to its largest."""
-        names, found = [axis.name for axis in self.axes], []
-        for values in product(*(_in_order(axis.values) for axis in self.axes)):
+        names, found, several = [axis.name for axis in self.axes], [], []
+        for axis in self.axes:
+            numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
+            several.append(sorted(axis.values) if numbers else axis.values)
+        for values in product(*several):
             settings = self.base
             for name, value in sorted(zip(names, values, strict=True), key=lambda pair: pair[0] != "model"):
                 settings = vary(settings, name, value)  # the architecture first: its seed may be another axis
@@ -199,20 +219,6 @@ class Study:
         """Return the networks of an earlier study that this one does not have."""
         keys = {one.key for one in self.networks()}
         return [one for one in there.networks() if one.key not in keys]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists and numbers; `from_json` undoes it."""
-        plain: dict[str, Any] = as_plain(self)
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Study:
-        """Read the study that `as_json` wrote (study.json).
-
-        Raises:
-            BadInput: the settings are not those of a study of this version.
-        """
-        return _read(cls, plain, "study")
 
 
 _PLACES = {"UserData": ("source", "held_out"), "UserNetwork": ("source",), "TrainedElsewhere": ("weights",)}
@@ -269,21 +275,6 @@ def fitted(model: Architecture, split: Split) -> Architecture:
     return model
 
 
-def _digits(train: int, widths: tuple[int, ...], loss_below: float, max_steps: int) -> NetworkSettings:
-    return NetworkSettings(
-        data=DataSettings("digits", train=train),
-        model=MLP(inputs=64, widths=widths, outputs=10),
-        training=Training(
-            SGD(lr=0.1),
-            batch_size=16,
-            loss="half_squared_error",
-            until=Until(loss_below=loss_below, accuracy=1.0),
-            max_steps=max_steps,
-        ),
-        measures=STUDIED,
-    )
-
-
 def _by_value(value: Any) -> Any:
     """Return what equal settings have in common, however their numbers are written; a bool is not a number.
 
@@ -312,29 +303,11 @@ def _spelled_within(settings: Any, there: Any) -> Any:
     return _spelled([settings], [there])[0]
 
 
-def _in_order(values: tuple[Any, ...]) -> list[Any]:
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return sorted(values) if numbers else list(values)
-
-
 KNOWN: dict[str, type] = {
     one.__name__: one
     for one in (DataSettings, UserData, NetworkSettings, Followed, Study, Axis, Quantity, *ARCHITECTURES, *SETTINGS)
 }
 """The types that settings are made of, by name."""
-
-_S = TypeVar("_S", NetworkSettings, Study)
-
-
-def _read(kind: type[_S], plain: Mapping[str, Any], what: str) -> _S:
-    try:
-        with silent():
-            found = from_plain(dict(plain), KNOWN)
-    except BadInput as error:
-        raise BadInput(f"these settings do not describe a {what}: {error}") from error
-    if not isinstance(found, kind):
-        raise BadInput(f"these settings do not describe a {what}, but a {type(found).__name__}")
-    return found
 
 
 def settings_apart(there: Study, here: Study) -> str:
