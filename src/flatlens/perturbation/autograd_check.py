@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +63,7 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
             if told == ("", ""):
                 # a RuntimeError: it has no derivative, or does not run at other weights
                 with suppress(RuntimeError, FlatlensError), problem.measuring(model):
-                    combination = _Combination(problem, model)
-                    words = _words(combination)
+                    words = _Combination(problem, model).words()
                     told = words[0], words[-1]
         problem.facts[_FOUND] = told
     found: tuple[str, str] = problem.facts[_FOUND]
@@ -97,20 +97,15 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
             dtype = max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
             behind = walk([node for node in nodes if node.name().startswith(_ROUNDS)], sources_of)
             rounded = {id(node.variable) for node in behind if hasattr(node, "variable")} - frozen
-            if (
-                not rounded
-                and not problem.sharded
-                and torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
-            ):
+            finer = torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
+            if finer and not rounded and not problem.sharded:
                 dtype = _out_of_sight(problem, model) or dtype
             words = (
                 "autograd's derivative is not the function's, with respect to the {} (fake quantisation counts as "
                 "linear)"
             )
-            told = (
-                words.format(_SIDES[0]) if rounded - {id(leaf)} else "",
-                words.format(_SIDES[1]) if id(leaf) in rounded else "",
-            )
+            in_weights, in_inputs = map(words.format, _SIDES)
+            told = in_weights if rounded - {id(leaf)} else "", in_inputs if id(leaf) in rounded else ""
         problem.facts[_INSIDE] = dtype, told
     found: tuple[torch.dtype, tuple[str, str]] = problem.facts[_INSIDE]
     return found
@@ -173,7 +168,6 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
     derivatives that are differences of almost equal numbers. Nothing is said where the copy does not run. Where
     operations inside have a coarser dtype, as in norms that convert what they read, the words are theirs.
     """
-    found = "", ""
     inside = coarsest_inside(problem, model)
     if inside != problem.dtype:
         eps = torch.finfo(inside).eps
@@ -184,29 +178,25 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
         return told, told
     wide = torch.finfo(torch.float64).bits // 8 * _VECTORS * sum(p.numel() for p in model.parameters())
     full = problem.dtype == torch.float32 and problem.arithmetic == "full"
-    if full and problem.parameters and not problem.sharded and wide <= problem.memory:
-        with suppress(Exception):  # the network may work in float32 alone, and users' modules may raise anything
-            found = _rounded(problem, model)
-    return found
-
-
-def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
-    fine = copy_of(model, "a comparison with float64").to(torch.float64)
-    few = problem.probes[0]  # each sample alone, so that a backward pass takes no others along
-    parts = [few] if problem.coupled else [take(few, i, i + 1) for i in range(min(_FEW, size(few)))]
-    # More than half of the samples decide the median if all of them agree.
-    off = _moved(problem, fine, model, parts[: len(parts) // 2 + 1])
-    if off and any(float(side.max()) > _ROUNDED for side in off):
-        off = _moved(problem, fine, model, parts)
-    words = []
-    for side, moved in enumerate(off):
-        most = float(moved.median(0).values.max())
-        share = f"up to {most:.0%}" if most < 1 else "its size or more"
-        told = (
-            f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
-            f"samples): use Problem(dtype=torch.float64)"
-        )
-        words.append(told if most > _ROUNDED else "")
+    words: list[str] = []
+    if not full or not problem.parameters or problem.sharded or wide > problem.memory:
+        return "", ""
+    with suppress(Exception):  # the network may work in float32 alone, and users' modules may raise anything
+        fine = copy_of(model, "a comparison with float64").to(torch.float64)
+        few = problem.probes[0]  # each sample alone, so that a backward pass takes no others along
+        parts = [few] if problem.coupled else [take(few, i, i + 1) for i in range(min(_FEW, size(few)))]
+        # More than half of the samples decide the median if all of them agree.
+        off = _moved(problem, fine, model, parts[: len(parts) // 2 + 1])
+        if off and any(float(side.max()) > _ROUNDED for side in off):
+            off = _moved(problem, fine, model, parts)
+        for side, moved in enumerate(off):
+            most = float(moved.median(0).values.max())
+            share = f"up to {most:.0%}" if most < 1 else "its size or more"
+            told = (
+                f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
+                f"samples): use Problem(dtype=torch.float64)"
+            )
+            words.append(told if most > _ROUNDED else "")
     return (words[0], words[-1]) if words else ("", "")
 
 
@@ -224,6 +214,13 @@ def _moved(problem: Problem, fine: nn.Module, model: nn.Module, parts: list[Batc
     sides = range(len(derivatives[0][0]))
     every = [[_off(true[side], own[side]) for true, own in zip(*derivatives, strict=True)] for side in sides]
     return [torch.tensor(off).reshape(-1, 2) for off in every]
+
+
+def _off(true: list[Tensor], own: list[Tensor]) -> float:
+    """Return the distance of a derivative from the true one, over the latter's length."""
+    length = math.hypot(*(float(torch.linalg.vector_norm(one)) for one in true))
+    apart = math.hypot(*(float(torch.linalg.vector_norm(a - b)) for a, b in zip(true, own, strict=True)))
+    return apart / length if length else 0.0
 
 
 def _by_sample(
@@ -248,57 +245,14 @@ def _by_sample(
                 longest = slope.abs().amax(1, keepdim=True)
                 slope = torch.where(longest > 0, slope / longest, 0.0).to(f.dtype)
                 rows.append((random_signs(f.shape, f.detach(), torch.Generator().manual_seed(number)), slope))
-            for i in range(min(len(f), _FEW)):
-                derivatives += [_by_side(f[i], row[i].to(f.device), tensors, leaf) for row in rows[number]]
+            # each sample's derivative along a row: in the weights and, if they have one, in the inputs
+            at = [*tensors, *leaf]
+            for i, row in product(range(min(len(f), _FEW)), rows[number]):
+                along = row[i].to(f.device)
+                found = torch.autograd.grad(f[i], at, along, True, allow_unused=True, materialize_grads=True)
+                wide = [one.to(torch.complex128 if one.is_complex() else torch.float64) for one in found]
+                derivatives.append([wide[: len(tensors)], wide[len(tensors) :]][: 1 + len(leaf)])
     return torch.cat(outputs), derivatives
-
-
-def _by_side(f: Tensor, row: Tensor, tensors: list[Tensor], leaf: list[Tensor]) -> list[list[Tensor]]:
-    """Return one sample's derivative along a row, in float64: in the weights and, if they have one, in the inputs."""
-    at = [*tensors, *leaf]
-    found = torch.autograd.grad(f, at, row, retain_graph=True, allow_unused=True, materialize_grads=True)
-    wide = [one.to(torch.complex128 if one.is_complex() else torch.float64) for one in found]
-    return [wide[: len(tensors)], wide[len(tensors) :]][: 1 + len(leaf)]
-
-
-def _off(true: list[Tensor], own: list[Tensor]) -> float:
-    """Return the distance of a derivative from the true one, over the latter's length."""
-    length = math.hypot(*(float(torch.linalg.vector_norm(one)) for one in true))
-    apart = math.hypot(*(float(torch.linalg.vector_norm(a - b)) for a, b in zip(true, own, strict=True)))
-    return apart / length if length else 0.0
-
-
-def _words(combination: _Combination) -> list[str]:
-    """Return in words, for the weights and for the inputs if they are floating, that a derivative is not autograd's."""
-    told = [""] * len(combination.here)
-    for pair in zip(*(combination.directions(side) for side in range(len(told))), strict=True):
-        # Both sides at once: where their sum agrees by the smaller slope's tolerance, so does each but by chance.
-        if len(pair) == 2 and combination.agree_together(pair):
-            continue
-        for side, (direction, slope) in enumerate(pair):
-            told[side] = told[side] or _difference(combination, side, direction, slope)
-    return told
-
-
-def _difference(combination: _Combination, side: int, direction: Tensor, slope: float) -> str:
-    """Return in words that the derivative along a direction is not autograd's; empty if none is found."""
-    step, found = combination.step, list[float]()
-    for length in (step, step / 4, -step, -step / 4):  # beside a kink the second one is another: no more is asked
-        found.append(combination.difference({side: direction}, length))
-        mean = sum(found) / len(found)
-        alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
-        if not (_apart(mean, slope) and any(found) and alike):
-            return ""
-    if abs(mean - slope) < _ROUNDINGS * combination.rounding / (step / 4):
-        return ""
-    return (
-        f"autograd's derivative is not the function's, with respect to the {_SIDES[side]} (along one "
-        f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
-    )
-
-
-def _apart(found: float, slope: float) -> bool:
-    return abs(found - slope) > _APART * max(abs(found), abs(slope))
 
 
 class _Combination:
@@ -323,6 +277,39 @@ class _Combination:
         self.rounding = coarse * float(torch.linalg.vector_norm(outputs.detach()))
         self.value, self.step = float(value.detach()), _STEP.get(self.inside, _STEP[torch.float32])
 
+    def words(self) -> list[str]:
+        """Return in words, for the weights and for floating inputs, that a derivative is not autograd's."""
+        told = [""] * len(self.here)
+        for pair in zip(*(self.directions(side) for side in range(len(told))), strict=True):
+            # Both sides at once: where their sum agrees by the smaller slope's tolerance, so does each but by chance.
+            if len(pair) == 2 and self.agree_together(pair):
+                continue
+            for side, (direction, slope) in enumerate(pair):
+                told[side] = told[side] or self._words_along(side, direction, slope)
+        return told
+
+    def _words_along(self, side: int, direction: Tensor, slope: float) -> str:
+        """Return in words that the derivative along a direction is not autograd's; empty if none is found."""
+        step, found = self.step, list[float]()
+        for length in (step, step / 4, -step, -step / 4):  # beside a kink the second one is another: no more is asked
+            found.append(self.difference({side: direction}, length))
+            mean = sum(found) / len(found)
+            alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
+            if not (abs(mean - slope) > _APART * max(abs(mean), abs(slope)) and any(found) and alike):
+                return ""
+        if abs(mean - slope) < _ROUNDINGS * self.rounding / (step / 4):
+            return ""
+        return (
+            f"autograd's derivative is not the function's, with respect to the {_SIDES[side]} (along one "
+            f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
+        )
+
+    def agree_together(self, pair: Sequence[tuple[Tensor, float]]) -> bool:
+        """Return whether the difference along both sides' directions is the sum of their slopes."""
+        found = self.difference({side: direction for side, (direction, _) in enumerate(pair)}, self.step)
+        slopes = [slope for _, slope in pair]
+        return abs(found - sum(slopes)) <= _APART * min(map(abs, slopes))
+
     def directions(self, side: int) -> Iterator[tuple[Tensor, float]]:
         """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
 
@@ -342,12 +329,6 @@ class _Combination:
             for side, direction in directions.items():
                 moved[side].add_(direction, alpha=step)
             return (float(torch.sum(self._outputs(moved) * self.signs, dtype=torch.float64)) - self.value) / step
-
-    def agree_together(self, pair: Sequence[tuple[Tensor, float]]) -> bool:
-        """Return whether the difference along both sides' directions is the sum of their slopes."""
-        found = self.difference({side: direction for side, (direction, _) in enumerate(pair)}, self.step)
-        slopes = [slope for _, slope in pair]
-        return abs(found - sum(slopes)) <= _APART * min(map(abs, slopes))
 
     def _outputs(self, point: Sequence[Tensor]) -> Tensor:
         theta, *x = point  # not read again: forward() may write to its input, or call requires_grad_() on it

@@ -24,7 +24,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.grams import Plan, Weight, lay_out, row_factor
 from flatlens.grams.record import record
 from flatlens.perturbation.weights import Elsewhere
-from flatlens.problem import Batch, Problem
+from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size
 from flatlens.problem.eval_context import device_of
 from flatlens.problem.forward import Outcomes, outcomes
@@ -45,17 +45,9 @@ def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def orthonormal_rows(r: int, m: int, generator: torch.Generator) -> Tensor:
-    """Return r <= m uniformly distributed orthonormal rows, (r, m) float64; for r = m, a Haar-distributed rotation.
-
-    They are the QR factor of a Gaussian matrix, with the signs for which the factorisation is unique (other signs would
-    not give a uniform law).
-
-    >>> rows = orthonormal_rows(2, 3, torch.Generator().manual_seed(0))
-    >>> bool(torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64)))
-    True
-    """
+    """Return r <= m uniformly distributed orthonormal rows, (r, m) float64; for r = m, a Haar-distributed rotation."""
     Q, R = torch.linalg.qr(torch.randn(m, r, dtype=torch.float64, generator=generator))
-    rows: Tensor = (Q * R.diagonal().sign()).mT
+    rows: Tensor = (Q * R.diagonal().sign()).mT  # the factorisation is unique; other signs would not be uniform
     return rows
 
 
@@ -65,10 +57,6 @@ def balanced_rows(g: int, r: int, m: int, generator: torch.Generator) -> Tensor:
     Each set is uniformly distributed, and the mean over the k sets of every product of two entries is Haar's, with no
     error. The rows are those of one Haar rotation per block, shifted through all m places, with signs from a Hadamard
     matrix: k = m times the least power of 2 that is at least g r. No fewer than m g r sets can do it.
-
-    >>> rows = balanced_rows(1, 2, 3, torch.Generator().manual_seed(0))[:, 0].flatten(1)
-    >>> bool(torch.allclose(rows.T @ rows / len(rows), torch.eye(6, dtype=torch.float64) / 3))
-    True
     """
     signs = torch.as_tensor(linalg.hadamard(balanced_count(g, r, 1)), dtype=torch.float64)[:, : g * r]
     Q = torch.stack([orthonormal_rows(m, m, generator) for _ in range(g)])
@@ -110,20 +98,14 @@ def radii(n: int, law: str, m: int, sigma: float, generator: torch.Generator) ->
 
 
 def _rim(m: int, sigma: float) -> tuple[Tensor, Tensor]:
-    """Return (r, weights) at 4000 midpoints of u = r^m, which is uniform under the ball's law.
-
-    If sigma is far larger than the ball, nearly all mass is at the rim, where the density is almost constant.
-    """
+    """Return (r, weights) at 4000 midpoints of u = r^m, which is uniform under the ball's law."""
+    # sigma is far larger than the ball: nearly all mass is at the rim, where the density is almost constant
     r = ((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000) ** (1 / m)
     return r, torch.exp(-0.5 * (r.square() - 1) / sigma**2)
 
 
 def mean_square_radius(law: str, m: int, sigma: float) -> float:
-    """Return E[r^2] of the law, which multiplies delta^2 kappa / (2 m).
-
-    >>> round(mean_square_radius("ball", 4, 1.0), 6)  # m / (m + 2)
-    0.666667
-    """
+    """Return E[r^2] of the law, which multiplies delta^2 kappa / (2 m)."""
     if law == "rotations":
         return 1.0
     if law == "ball":
@@ -136,10 +118,7 @@ def mean_square_radius(law: str, m: int, sigma: float) -> float:
 
 
 def polar(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest partial isometry to left @ right, (m, d) @ (d, m): A = U V^T, as (U, V^T).
-
-    Among all ||A|| <= 1 it has the largest inner product with the matrix.
-    """
+    """Return (U, V^T), U V^T the A of ||A|| <= 1 with the largest inner product with left @ right, (m, d) @ (d, m)."""
     Q1, R1 = torch.linalg.qr(left)
     Q2, R2 = torch.linalg.qr(right.mT)
     U, _, Vh = torch.linalg.svd(R1 @ R2.mT)
@@ -294,11 +273,8 @@ class RotatedFeatures:
 
     def steepest(self, G: Tensor) -> Tensor:
         """Return W A for the A, ||A|| <= 1, with the largest <W A, G>, G of the weight's shape."""
-        found = []
-        for W, slope in zip(self.W, G, strict=True):
-            U, Vh = polar(W.mT, slope)
-            found.append((W @ U) @ Vh)
-        return torch.stack(found)
+        factors = (polar(W.mT, slope) for W, slope in zip(self.W, G, strict=True))
+        return torch.stack([(W @ U) @ Vh for W, (U, Vh) in zip(self.W, factors, strict=True)])
 
 
 def smallest_feature_matrix(phi: Tensor, moves: Tensor) -> Tensor:
@@ -357,15 +333,12 @@ def units(phi: Tensor, bandwidth: str) -> Tensor:
 
 
 def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
-    """Return the kernel density of some points.
-
-    Widths are delta = n^(-1/(m+4)) under "scott"; under "relative" those of Proposition 12, delta ||phi_i|| / sqrt(m).
-    """
+    """Return the kernel density of some points, with widths n^(-1/(m+4)) or, if "relative", those of Proposition 12."""
     n, m = phi.shape
     delta = n ** (-1 / (m + 4))
     if bandwidth == "scott":
         return KernelDensity(phi, scale, torch.full((n,), delta, dtype=phi.dtype))
-    lengths = phi.norm(dim=1)
+    lengths = phi.norm(dim=1)  # delta ||phi_i|| / sqrt(m)
     return KernelDensity(phi, scale, (delta / math.sqrt(m)) * lengths.clamp(min=1e-12 * float(lengths.max())))
 
 
@@ -436,14 +409,11 @@ def _require_labels(f: Tensor, y: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Relabelled:
-    """The losses at moved features phi', f' the outputs there; scaled so that their means are risks, (n,) float64 each.
+    """The losses at moved features phi', f' the outputs there; scaled, so that means are risks, (n,) float64 each."""
 
-    Ignored samples have losses of 0, and NaN in `changed`.
-    """
-
-    kept: Tensor  #: l(f', y_i), with each sample's own label
-    told: Tensor  #: l(f', y[phi']), with the label at the moved features
-    changed: Tensor  #: whether the two labels differ
+    kept: Tensor  #: l(f', y_i), with each sample's own label; 0 for ignored samples
+    told: Tensor  #: l(f', y[phi']), with the label at the moved features; 0 for ignored samples
+    changed: Tensor  #: whether the two labels differ; NaN for ignored samples
 
 
 def relabelled(
@@ -516,43 +486,37 @@ def label_change_terms(
     Source: relative2021 Eq. 8-11.
     """
     model, plan, weight = placed(problem, layer, model, "label_change_terms", by_noise=True)
+    parts, loss = list[list[Tensor]](), problem.loss.values
     with problem.measuring(model):
-        parts = [_terms(problem, model, plan, weight, labels, A, raw) for raw in problem.batches(256)]
+        for raw in problem.batches(256):
+            # outputs at phi + a A phi, labels at phi + b A phi
+            batch, read = problem.place(raw), list[Tensor]()
+            a = torch.zeros(size(batch), dtype=torch.float64, device=device_of(model), requires_grad=True)
+            b, c = (torch.zeros_like(a, requires_grad=True) for _ in range(2))
+
+            def along(phi: Tensor, read: list[Tensor] = read, a: Tensor = a) -> Tensor:
+                flat, square = phi.flatten(1), (phi[0].numel(),) * 2
+                if A.shape != square:
+                    raise BadInput(f"label_change_terms(A=...): expected shape {square}, got {tuple(A.shape)}")
+                read.append(flat.detach().to(torch.float64))
+                return (flat + a.to(flat)[:, None] * (flat @ A.to(flat).T)).reshape(phi.shape)
+
+            with moved(weight, plan, along):
+                f, y = problem.run(model, batch)
+            _require_labels(f, y)
+            step = read[0] @ A.to(read[0]).T
+            told = labels(read[0] + b[:, None] * step)
+            # y + c y_x step: the labels without their second derivative
+            y_here, y_along = torch.func.jvp(labels, (read[0],), (step,))  # type: ignore[misc]
+            straight = y_here.detach() + c.reshape(-1, *[1] * (y_here.ndim - 1)) * y_along.detach()
+            # the terms are first and second derivatives of the losses in a, b and c
+            f = f.to(torch.float64)
+            by_labels, by_slope = loss(f, told), loss(f, straight)
+            in_a, in_b = _slope(by_labels, a), _slope(by_labels, b)
+            bent, squared = _slope(in_b, b), _slope(_slope(by_slope, c), c)
+            terms = (in_a, in_b, _slope(in_a, a), squared, bent - squared, _slope(in_a, b))
+            parts.append([term.detach().cpu() for term in terms])
     return LabelTerms(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _terms(
-    problem: Problem, model: nn.Module, plan: Plan, weight: Weight, labels: Labels, A: Tensor, raw: Batch
-) -> tuple[Tensor, ...]:
-    """Return the terms of one chunk: outputs at phi + a A phi, labels at phi + b A phi, c along their derivative."""
-    batch = problem.place(raw)
-    read: list[Tensor] = []
-    a = torch.zeros(size(batch), dtype=torch.float64, device=device_of(model), requires_grad=True)
-    b, c = (torch.zeros_like(a, requires_grad=True) for _ in range(2))
-
-    def along(phi: Tensor) -> Tensor:
-        if A.shape != (phi[0].numel(),) * 2:
-            raise BadInput(f"label_change_terms(A=...): expected shape {(phi[0].numel(),) * 2}, got {tuple(A.shape)}")
-        flat = phi.flatten(1)
-        read.append(flat.detach().to(torch.float64))
-        return (flat + a.to(flat)[:, None] * (flat @ A.to(flat).T)).reshape(phi.shape)
-
-    with moved(weight, plan, along):
-        f, y = problem.run(model, batch)
-    _require_labels(f, y)
-    step = read[0] @ A.to(read[0]).T
-    told = labels(read[0] + b[:, None] * step)
-    # y + c y_x step: the labels without their second derivative
-    y_here, y_along = torch.func.jvp(labels, (read[0],), (step,))  # type: ignore[misc]
-    straight = y_here.detach() + c.reshape(-1, *[1] * (y_here.ndim - 1)) * y_along.detach()
-    loss = problem.loss.values
-    f = f.to(torch.float64)
-    by_labels, by_slope = loss(f, told), loss(f, straight)
-    first = _slope(by_labels, a), _slope(by_labels, b)
-    bent = _slope(first[1], b), _slope(_slope(by_slope, c), c)
-    flat = _slope(first[0], a), _slope(first[0], b)
-    found = (first[0], first[1], flat[0], bent[1], bent[0] - bent[1], flat[1])
-    return tuple(term.detach().cpu() for term in found)
 
 
 def _slope(values: Tensor, at: Tensor) -> Tensor:

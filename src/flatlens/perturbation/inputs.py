@@ -57,10 +57,7 @@ class Inputs:
 
 
 def in_float64(problem: Problem, model: nn.Module, needed_by: str) -> tuple[nn.Module, Tensor]:
-    """Return a float64 copy of the network in evaluation mode, and the inputs of one batch, in float64.
-
-    Raises `Refused` if the network takes anything but one floating tensor, or cannot be copied.
-    """
+    """Return a float64 copy of the network in evaluation mode, and one batch's inputs in float64; raises `Refused`."""
     batch = problem.place(problem.probes[0])
     if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
         raise Refused("the network must take exactly one floating tensor as its input")
@@ -90,24 +87,18 @@ def inputs_of(
     k = points(width)
     graph = bytes_of_a_sample(problem, model, lambda probe: run_recorded(problem, model, probe)[2], None)
     each = k * (2 * graph + 8 * (floats(k) + 3 * problem.outputs * width))
-    fine, wide = _fine(problem, model) if with_fine else None, problem.widened()
+    # a float64 copy of a coarser network, if it gives nearly the same outputs; users' modules may raise anything
+    fine, wide = None, problem.widened()
+    if with_fine and problem.dtype != torch.float64:
+        with suppress(Exception), torch.no_grad():  # it may work in float32 alone
+            twin = copy_of(model, "a comparison with float64").to(torch.float64)
+            f, g = (one.run(net, one.place(one.probes[0]))[0] for one, net in ((problem, model), (wide, twin)))
+            fine = twin if float((f - g).abs().max()) <= _NEARLY * float(g.abs().max()) else None
     for _, raw in problem.shared(samples_at_once(problem, each), ALONE, what, progress):
         inputs = _opened(problem, model, problem.place(raw), place)
         if fine is not None:
             inputs = replace(inputs, fine=_opened(wide, fine, wide.place(raw), place).outputs)
         yield inputs
-
-
-def _fine(problem: Problem, model: nn.Module) -> nn.Module | None:
-    """Return a float64 copy of a coarser network that gives nearly the same outputs; None if there is none."""
-    if problem.dtype == torch.float64:
-        return None
-    with suppress(Exception), torch.no_grad():  # it may work in float32 alone, and users' modules may raise anything
-        fine, wide = copy_of(model, "a comparison with float64").to(torch.float64), problem.widened()
-        f, g = (one.run(net, one.place(one.probes[0]))[0] for one, net in ((problem, model), (wide, fine)))
-        if float((f - g).abs().max()) <= _NEARLY * float(g.abs().max()):
-            return fine
-    return None
 
 
 def _opened(problem: Problem, model: nn.Module, batch: Batch, place: int) -> Inputs:
@@ -177,15 +168,6 @@ def steepest_secants(
     of `steps` steps. It is NaN where x_i = 0, and infinite where the search met outputs that are not finite.
     `normalized` multiplies it by ||x_i||. The search takes differences of outputs in the model's dtype. What it found
     is evaluated in float64, where the network runs in it; else the rounding error is taken off. Raises `Refused`.
-
-    >>> net = nn.Linear(2, 1, dtype=torch.float64)
-    >>> with torch.no_grad():
-    ...     _ = net.weight.copy_(torch.tensor([[3.0, 4.0]]))
-    >>> problem = Problem(net, "mse", (torch.ones(1, 2), torch.zeros(1, 1)))
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> slopes, _ = steepest_secants(problem, net, 1e-3, restarts=1, steps=5, generator=generator)
-    >>> round(float(slopes), 9)
-    5.0
     """
     require_seen(f"delta={delta!r}", delta, problem.dtype)
     parts = []

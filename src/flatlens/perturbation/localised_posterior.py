@@ -24,12 +24,7 @@ DRAWS_OF_A_BATCH = 10.0  #: effective draws that a batch must hold
 
 @dataclass(frozen=True)
 class ChainMean:
-    """The mean of a function of the draws of several Markov chains.
-
-    >>> rows = torch.tensor([[0.0, 2.0, 0.0, 2.0], [2.0, 0.0, 2.0, 0.0]])
-    >>> mean_of_chains(rows).value, mean_of_chains(rows).rhat < 1
-    (1.0, True)
-    """
+    """The mean of a function of the draws of several Markov chains."""
 
     value: float
     stderr: float  #: value +- 1.96 stderr is a 95% interval
@@ -70,9 +65,6 @@ def split_rhat(values: Tensor) -> float:
     """Split R-hat of chains, (chains, draws): 1 where the halves of all chains have one distribution.
 
     Gelman et al. 2013, Eq. 11.4: the root of the pooled variance over that within half chains. 1 for constant chains.
-
-    >>> split_rhat(torch.zeros(4, 10)), split_rhat(torch.arange(2.0)[:, None] + torch.zeros(2, 10))
-    (1.0, inf)
     """
     half = values.shape[1] // 2
     halves = torch.cat([values[:, :half], values[:, -half:]]).to(torch.float64)
@@ -87,9 +79,6 @@ def effective_sample_size(values: Tensor) -> float:
 
     Sums of two neighbouring autocorrelations, pooled over the chains, are added until one is negative, and none may
     exceed the one before (Geyer 1992; Gelman et al. 2013, section 11.5). At most chains x draws.
-
-    >>> round(effective_sample_size(torch.randn(4, 500, generator=torch.Generator().manual_seed(0))) / 2000, 1)
-    1.0
     """
     values = values.to(torch.float64)
     chains, draws = values.shape
@@ -134,13 +123,7 @@ _HALVINGS = 60  #: of the first step
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The posterior that is sampled: a loss around a point, its strength n beta, and the precision of the localisation.
-
-    >>> at = Posterior(lambda w: (w.square().sum(1) / 2, w), torch.zeros(1, dtype=torch.float64), 3.0, 1.0)
-    >>> energy, gradient = at.energy(torch.tensor([[1.0]]), torch.tensor([0.5]), torch.tensor([[1.0]]))
-    >>> energy.tolist(), gradient.tolist()
-    ([2.0], [[4.0]])
-    """
+    """The posterior that is sampled: a loss around a point, its strength n beta, and the localisation's precision."""
 
     slope: Slope
     centre: Tensor  #: w*, (P,) float64
@@ -150,10 +133,8 @@ class Posterior:
     def energy(self, w: Tensor, losses: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the log density, less a constant, and its gradient, from the losses at w, (chains, P)."""
         away = w - self.centre
-        return (
-            self.strength * losses + self.gamma / 2 * away.square().sum(1),
-            self.strength * slopes + self.gamma * away,
-        )
+        energy = self.strength * losses + self.gamma / 2 * away.square().sum(1)
+        return energy, self.strength * slopes + self.gamma * away
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,16 +175,9 @@ def run_chains(
     generator: torch.Generator,
     told: Callable[[int], object] | None = None,
 ) -> Draws:
-    """Draws of chains that start at the centre.
+    """Draws of chains that start at the centre, after `burn_in` transitions that tune the steps to `ACCEPTANCE`.
 
-    Args:
-        posterior: What is sampled.
-        chains: The number of chains.
-        burn_in: The first transitions, left out: each chain's step is tuned to `ACCEPTANCE` by dual averaging.
-        draws: The transitions that are kept, of each chain.
-        leapfrogs: The number of leapfrog steps of a transition; 1 is MALA.
-        generator: Draws momenta and decisions.
-        told: Called with the number of gradients of each chain so far.
+    A transition has `leapfrogs` steps; 1 is MALA. `told` is called with the number of gradients of each chain so far.
     """
     w = posterior.centre.expand(chains, -1).clone()
     losses, slopes = posterior.slope(w)

@@ -44,10 +44,7 @@ def rounds(problem: Problem, model: nn.Module) -> bool:
 
 @contextmanager
 def nudges(problem: Problem, model: nn.Module, seed: int) -> Iterator[Problem]:
-    """Give the problem with weights and inputs moved at random by less than one unit in the last place.
-
-    The unit is that of the coarsest type inside.
-    """
+    """Give the problem with weights and inputs moved at random by less than a unit in the last place inside."""
     share = torch.finfo(coarsest_inside(problem, model)).eps / 2
     draw = torch.Generator().manual_seed(seed)
     tensors: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]

@@ -36,10 +36,7 @@ class AlongGradient:
 
 
 def has_kinks(problem: Problem, model: nn.Module) -> bool | None:
-    """Return whether the gradient of the risk jumps somewhere, by its operations; None if one of them is unknown.
-
-    It is found once for a problem.
-    """
+    """Return whether the gradient of the risk jumps somewhere, by its operations; None if one of them is unknown."""
     facts = problem.facts
     if _KINKS not in facts:
         kinds, foreign = Landscape(problem, model=model, few=problem.probes[:1]).operations()
@@ -52,15 +49,7 @@ def has_kinks(problem: Problem, model: nn.Module) -> bool | None:
 
 @final
 class OwnGradient:
-    """The curvature of the mean loss of batches, each along its own gradient.
-
-    >>> import flatlens as fl
-    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
-    >>> problem = fl.Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
-    >>> found = OwnGradient(problem, problem.measured())(torch.tensor([0]))  # ||x||^2
-    >>> round(found.value, 3), found.error < 1e-3
-    (25.0, True)
-    """
+    """The curvature of the mean loss of batches, each along its own gradient."""
 
     def __init__(self, problem: Problem, model: nn.Module) -> None:
         self._problem, self._model = problem, model

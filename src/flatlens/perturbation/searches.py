@@ -99,9 +99,9 @@ def critical_step(
     for _ in range(_MOST):
         tried[step] = change(step)
         seen[step] = tried[step] / step if math.isfinite(tried[step]) else math.inf
-        found = _zero(seen)
+        found, alone = _zero(seen), _on_line(step, seen, one_side=True)
         # an evaluation away from the zero does not confirm it, nor does a curve that a far end has drawn
-        error = max(abs(found - guess), abs(found - step), abs(found - _by_one_side(step, seen, found)))
+        error = max(abs(found - guess), abs(found - step), 0.0 if alone is None else abs(found - alone))
         guess = found
         below, above = _bracket(seen)
         if error <= rtol * guess:
@@ -128,38 +128,29 @@ def _bracket(seen: dict[float, float]) -> tuple[float | None, float | None]:
     return below, above
 
 
+def _on_line(step: float, seen: dict[float, float], one_side: bool) -> float | None:
+    """Return the zero of the line through a tried step and the nearest one (on its side), where that line rises."""
+    here, others = seen[step], [one for one, value in seen.items() if one != step and math.isfinite(value)]
+    others = [one for one in others if (seen[one] > 0) == (here > 0) or not one_side]
+    if not others or math.isinf(here):
+        return None
+    other = min(others, key=lambda one: abs(one - step))
+    bend = (here - seen[other]) / (step - other)
+    return step - here / bend if bend > 0 else None
+
+
 def _zero(seen: dict[float, float]) -> float:
     """Return where the mean slope is expected to be zero."""
     below, above = _bracket(seen)
-    if below is not None and above is not None:
-        return _between(below, above, seen)
-    end = below if above is None else above  # all on one side: the two nearest to the zero
-    assert end is not None
-    others = [step for step, value in seen.items() if step != end and math.isfinite(value)]
-    least, greatest = (_FURTHER, _AT_MOST) if above is None else (1 / _AT_MOST, 1 / _FURTHER)
-    if not others or math.isinf(seen[end]):
-        return end * (_FURTHER if above is None else 1 / _FURTHER)
-    other = min(others, key=lambda step: abs(step - end))
-    bend = (seen[end] - seen[other]) / (end - other)
-    if bend <= 0:
-        return end * (_FURTHER if above is None else 1 / _FURTHER)
-    zero = end - seen[end] / bend
-    return min(zero, end * greatest) if above is None else max(zero, end * least)
-
-
-def _by_one_side(step: float, seen: dict[float, float], otherwise: float) -> float:
-    """Return the zero of the line through a tried step and the nearest one on its side, where that line rises."""
-    here = seen[step]
-    same = [one for one, value in seen.items() if one != step and math.isfinite(value) and (value > 0) == (here > 0)]
-    if not same or math.isinf(here):
-        return otherwise
-    other = min(same, key=lambda one: abs(one - step))
-    bend = (here - seen[other]) / (step - other)
-    return step - here / bend if bend > 0 else otherwise
-
-
-def _between(below: float, above: float, seen: dict[float, float]) -> float:
-    """Return the zero between two steps of the parabola through them and the nearest third one."""
+    # all on one side: on the line through the two nearest to the zero, but not too far away
+    if above is None:
+        assert below is not None
+        zero = _on_line(below, seen, one_side=False)
+        return below * _FURTHER if zero is None else min(zero, below * _AT_MOST)
+    if below is None:
+        zero = _on_line(above, seen, one_side=False)
+        return above * (1 / _FURTHER) if zero is None else max(zero, above * (1 / _AT_MOST))
+    # between two steps: on the parabola through them and the nearest third one
     low, high = seen[below], seen[above]
     if math.isinf(high):
         return math.sqrt(below * above) if below else above / _FURTHER
@@ -220,7 +211,10 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
         high = 2 * low
     else:
         while not above(high := high * 2):
-            if len(seen) > _DOUBLINGS or _settled(list(seen.values())):
+            # a large noise whose last doublings changed nothing
+            changes, (most, last) = [*seen.values()], _SETTLED
+            settled = len(changes) > most + last and all(torch.equal(changes[-1], c) for c in changes[-1 - last : -1])
+            if len(seen) > _DOUBLINGS or settled:
                 return None
         low = high / 2
     # bisected
@@ -237,15 +231,9 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
         if float(seen[min(seen)].mean()) > ends[1]:
             above(min(seen) / 2)
     sigmas = sorted(seen)
-    changes = torch.stack([seen[sigma] for sigma in sigmas])
-    log_sigma, up, down = (_interpolated(sigmas, changes.mean(1), value) for value in (level, *ends))
-    return Crossing(log_sigma, (up - down) / 2 / 1.96, torch.tensor(sigmas, dtype=torch.float64), changes)
-
-
-def _settled(changes: list[Tensor]) -> bool:
-    """Return whether the last doublings of a large noise changed nothing."""
-    most, last = _SETTLED
-    return len(changes) > most + last and all(torch.equal(changes[-1], each) for each in changes[-1 - last : -1])
+    curve = torch.stack([seen[sigma] for sigma in sigmas])
+    log_sigma, up, down = (_interpolated(sigmas, curve.mean(1), value) for value in (level, *ends))
+    return Crossing(log_sigma, (up - down) / 2 / 1.96, torch.tensor(sigmas, dtype=torch.float64), curve)
 
 
 def _interpolated(sigmas: list[float], means: Tensor, level: float) -> float:

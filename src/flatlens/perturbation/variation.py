@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from flatlens.errors import one_line
 from flatlens.estimate import Progress
 from flatlens.grams.data_pass import random_signs
-from flatlens.operations.table import ARITHMETIC, Activation, Operation, Trace, hooked
+from flatlens.operations.table import ARITHMETIC, Activation, Trace, hooked
 from flatlens.perturbation.inputs import ROUNDINGS, Inputs, Refused, in_float64, inputs_of, require_seen
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
@@ -151,11 +151,7 @@ class _Pairs:
 
 
 def pool_size(width: int, restarts: int) -> int:
-    """Return the number of points to draw in each ball.
-
-    >>> pool_size(2, 4), pool_size(64, 4), pool_size(3072, 4), pool_size(3072, 10)
-    (512, 128, 16, 40)
-    """
+    """Return the number of points to draw in each ball."""
     return max(COVERING if width <= FEW else SPARSE if width > MANY else POOL, 4 * restarts)
 
 
@@ -173,9 +169,6 @@ def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor
 
     The result is two tensors of indices, (n, count). Among distances equal within `rounding`, (n, 1), the first is
     taken, so that rounding decides nothing.
-
-    >>> farthest_pairs(torch.tensor([[[0.0], [5.0], [1.0], [3.0]]]), 2, torch.tensor([[1e-6]]))
-    (tensor([[0, 2]]), tensor([[1, 3]]))
     """
     centred = points - points.mean(1, keepdim=True)  # less cancellation in the distances
     far = torch.cdist(centred, centred, compute_mode="use_mm_for_euclid_dist")
@@ -190,12 +183,7 @@ def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor
 
 
 def largest_singular(D: Tensor) -> tuple[Tensor, ...]:
-    """Return (sigma, s, t): the largest singular value of matrices (..., N, M) and its vectors, s^T D t = sigma.
-
-    >>> sigma, s, t = largest_singular(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
-    >>> float(sigma), float(s @ torch.tensor([[3.0, 0.0], [0.0, -4.0]]) @ t)
-    (4.0, 4.0)
-    """
+    """Return (sigma, s, t): the largest singular value of matrices (..., N, M) and its vectors, s^T D t = sigma."""
     A = D if D.shape[-2] <= D.shape[-1] else D.mT
     s = torch.linalg.eigh(A @ A.mT).eigenvectors[..., -1]
     sigma, t = unit((s[..., None, :] @ A)[..., 0, :])
@@ -234,11 +222,6 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
     """Return the network as a chain, from a symbolic trace of a float64 copy; both must give the same outputs.
 
     Raises `Refused`, naming the operation that is not part of a chain, or if the matrices exceed the memory.
-
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    >>> problem = Problem(net, "mse", (torch.ones(4, 2), torch.zeros(4, 1)))
-    >>> [tuple(W.shape) for W, _ in read_chain(problem, net).maps]
-    [(3, 2), (1, 3)]
     """
     exact, x = in_float64(problem, model, "a certified variation")
     try:
@@ -311,19 +294,14 @@ class _Reader(Trace):
             self.after.append(torch.zeros_like(self.before[-1]).requires_grad_())
             self.activations.append(known)
             return self.after[-1].clone()
-        if found is None or not _is_affine(found, n, self.valueless):
-            raise Refused(f"{self.called(n)} is neither affine nor an activation whose slopes are bounded here")
-        return super().run_node(n)
-
-
-def _is_affine(found: Operation, node: fx.Node, valueless: frozenset[fx.Node]) -> bool:
-    """Return whether a call is affine in its first argument, or in a term or factor."""
-    carried = [at for at, end in enumerate(node.args) if isinstance(end, fx.Node) and end not in valueless]
-    if found.name in ARITHMETIC and (len(node.args) != 2 or node.kwargs):  # for example, with rounding_mode
-        return False
-    return found.affine and (
-        carried == [0] or (carried == [1] and found.name in ARITHMETIC and found.role != "quotient")
-    )
+        # an operation is affine in its first argument, arithmetic (without options) in each of its terms or factors
+        if found is not None and found.affine:
+            carried = [at for at, end in enumerate(n.args) if isinstance(end, fx.Node) and end not in self.valueless]
+            arithmetic = found.name in ARITHMETIC
+            odd = arithmetic and (len(n.args) != 2 or n.kwargs)  # for example, with rounding_mode
+            if not odd and (carried == [0] or (carried == [1] and arithmetic and found.role != "quotient")):
+                return super().run_node(n)
+        raise Refused(f"{self.called(n)} is neither affine nor an activation whose slopes are bounded here")
 
 
 MARGIN = 1e-11  #: relative to the sum of the absolute values of a sum's terms
@@ -347,15 +325,8 @@ class Box:
         """Return an upper bound of each entry's absolute value."""
         return self.centre.abs() + self.radius
 
-    def rows_times(self, low: Tensor, high: Tensor) -> Box:
-        """Return the box with row k times a number in [low_k, high_k], (n, r) each."""
-        return self._times(low.unsqueeze(2), high.unsqueeze(2))
-
-    def columns_times(self, low: Tensor, high: Tensor) -> Box:
-        """Return the box with column k times a number in [low_k, high_k], (n, c) each."""
-        return self._times(low.unsqueeze(1), high.unsqueeze(1))
-
-    def _times(self, low: Tensor, high: Tensor) -> Box:
+    def times(self, low: Tensor, high: Tensor) -> Box:
+        """Return the box with row k times a number in [low_k, high_k], (n, r, 1) each; or column k, for (n, 1, c)."""
         middle, spread = (high + low) / 2, (high - low) / 2
         most = torch.maximum(low.abs(), high.abs()).flatten(1).max(1).values
         return Box(self.centre * middle, self.radius * middle.abs() + self.largest * spread, self.cap * most)
@@ -386,11 +357,6 @@ def certified_variation(
 
     sharpening Eq. (5), for the Jacobian. It is 0 if no activation's slope varies in the ball. Raises `Refused` if the
     network is not a chain of affine maps and activations with known slopes, or if its matrices exceed the memory.
-
-    >>> net = nn.Linear(2, 1)
-    >>> problem = Problem(net, "mse", (torch.ones(3, 2), torch.zeros(3, 1)))
-    >>> certified_variation(problem, net, 0.5).tolist()
-    [0.0, 0.0, 0.0]
     """
     parts: list[Tensor] = []
     with problem.measuring(model):
@@ -416,23 +382,9 @@ def variation_bound(chain: Chain, x: Tensor, delta: float) -> Tensor:
 
     (b) holds because Jf(u) - Jf(v) telescopes into the sum over l of A_l(u) (D_l(u) - D_l(v)) B_l(v).
     """
-    slopes, below = _from_below(chain, x, delta)
-    above = _from_above(chain, slopes)
-    J = below[-1]
-    entrywise, twice = 2 * norms(J.radius), 2 * J.norm()
-    telescoped = torch.zeros_like(twice)
-    for (low, high), A, B in zip(slopes, above, below, strict=False):
-        root = (high - low).sqrt()
-        telescoped = telescoped + A.columns_times(root, root).norm() * B.rows_times(root, root).norm()
-    return (1 + MARGIN) * torch.stack([entrywise, telescoped, twice]).min(0).values
-
-
-def _from_below(chain: Chain, x: Tensor, delta: float) -> tuple[list[tuple[Tensor, Tensor]], list[Box]]:
-    """Return the activations' least and largest slopes, (n, m_l) each, and boxes of dz_l/dx, (n, m_l, M).
-
-    The last box is that of Jf. Each z_l is bounded twice: by the values of the layer before, and by delta times the
-    norm of each row of dz_l/dx, which is exact for z_1.
-    """
+    # from below: the activations' least and largest slopes, (n, m_l) each, and boxes of dz_l/dx, (n, m_l, M), of
+    # which the last is that of Jf; each z_l is bounded twice: by the values of the layer before, and by delta times the
+    # norm of each row of dz_l/dx, which is exact for z_1
     slopes: list[tuple[Tensor, Tensor]] = []
     below = [Box.of(chain.maps[0][0], len(x))]
     at, least, most = x, x - delta, x + delta
@@ -445,16 +397,20 @@ def _from_below(chain: Chain, x: Tensor, delta: float) -> tuple[list[tuple[Tenso
         high = torch.minimum(at + reach, around + spread) + rounding
         slopes.append(known.slopes(low, high))
         at, (least, most) = known.value(at), known.values(low, high)
-        below.append(below[-1].rows_times(*slopes[-1]).before(ahead))
-    return slopes, below
-
-
-def _from_above(chain: Chain, slopes: list[tuple[Tensor, Tensor]]) -> list[Box]:
-    """Return boxes of df/dh_l, (n, N, m_l), for the output h_l of each activation."""
-    boxes = [Box.of(chain.maps[-1][0], len(slopes[0][0]))] if slopes else []
+        below.append(below[-1].times(*(end[..., None] for end in slopes[-1])).before(ahead))
+    # from above: boxes of df/dh_l, (n, N, m_l), for the output h_l of each activation, the last one first
+    above = [Box.of(chain.maps[-1][0], len(x))]
     for (low, high), (W, _) in zip(slopes[:0:-1], chain.maps[-2:0:-1], strict=True):
-        boxes.append(boxes[-1].columns_times(low, high).after(W))
-    return boxes[::-1]
+        above.append(above[-1].times(low[:, None], high[:, None]).after(W))
+    # the three bounds
+    J = below[-1]
+    entrywise, twice = 2 * norms(J.radius), 2 * J.norm()
+    telescoped = torch.zeros_like(twice)
+    for (low, high), A, B in zip(slopes, reversed(above), below, strict=False):
+        root = (high - low).sqrt()
+        across, down = root[:, None], root[..., None]
+        telescoped = telescoped + A.times(across, across).norm() * B.times(down, down).norm()
+    return (1 + MARGIN) * torch.stack([entrywise, telescoped, twice]).min(0).values
 
 
 def norms(A: Tensor) -> Tensor:

@@ -153,18 +153,6 @@ class Landscape:
     """The network of a problem, moved along directions and put back, without a copy of its activations.
 
     Attention runs by its fast kernels, except where a second derivative is taken.
-
-    >>> net = nn.Linear(2, 1, bias=False)
-    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
-    >>> landscape = Landscape(problem)
-    >>> with torch.no_grad():
-    ...     _ = net.weight.copy_(torch.tensor([[1.0, 0.0]]))
-    >>> landscape.risk_and_gradient()[1]["weight"]
-    tensor([[ 9., 12.]])
-    >>> with landscape.walk({"weight": torch.tensor([[1.0, 0.0]])}) as move:
-    ...     move(1.0)
-    ...     landscape.risk()
-    0.0
     """
 
     def __init__(self, problem: Problem, *, model: nn.Module | None = None, few: Sequence[Batch] | None = None) -> None:
@@ -234,18 +222,16 @@ class Landscape:
     def whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Return tensors, one for each parameter, in one piece each, in float64; where there is none it is zero."""
         named = zip(rows, self.space.parameters.items(), strict=True)
-        return {
-            name: (torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row.detach())).to(
-                torch.float64
-            )
+        known = {
+            name: torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row.detach())
             for row, (name, p) in named
         }
+        return {name: row.to(torch.float64) for name, row in known.items()}
 
     def second_derivative(self, direction: Direction) -> Tensor:
-        """Return the Hessian's product with a direction, (P,) float64, by double backward.
+        """Return the Hessian's product with a direction, (P,) float64, by double backward; each process walks all data.
 
-        Each process walks all the data. It raises whatever autograd raises where it cannot differentiate twice; it does
-        so, too, for an operation that autograd would leave out silently.
+        It raises what autograd raises where it cannot differentiate twice, or would leave an operation out silently.
         """
         total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
         with (
@@ -351,11 +337,6 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
 
     Raises:
         BadInput: the optimiser cannot be copied, steps with a closure only, or makes a step that is lost in rounding.
-
-    >>> net = nn.Linear(2, 1, bias=False)
-    >>> sgd = torch.optim.SGD(net.parameters(), lr=0.5)
-    >>> next_update(sgd, net, {"weight": torch.tensor([[1.0, 2.0]])})["weight"].round(decimals=5)
-    tensor([[1., 2.]])
     """
     names = {id(p): name for name, p in model.named_parameters()}
     rate = rate_of_a_step(optimiser)
@@ -368,7 +349,10 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
             if value is None or isinstance(value, bool | int | float | str | torch.dtype):
                 vars(twin).setdefault(key, value)
         _widen(twin)
-        scale = _LONG / rate if _is_linear(twin) else 1.0
+        # a very long step, where it is proportional to the learning rate and the weights' dtype has room
+        room = all(torch.finfo(p.dtype).max > _LONG**3 for group in twin.param_groups for p in group["params"])
+        linear = type(twin) in (getattr(torch.optim, name, None) for name in _LINEAR)
+        scale = _LONG / rate if room and linear else 1.0
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             group["lr"] = group["lr"] * scale
             for p, original in zip(group["params"], own["params"], strict=True):
@@ -442,12 +426,6 @@ def _widen(twin: torch.optim.Optimizer) -> None:
                 state = twin.state.get(p, {})
                 half = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALF}
                 state.update({k: v.to(torch.float32) for k, v in half.items()})
-
-
-def _is_linear(optimiser: torch.optim.Optimizer) -> bool:
-    """Return whether the step is proportional to the learning rate, and may be long in the weights' dtype."""
-    wide = all(torch.finfo(p.dtype).max > _LONG**3 for group in optimiser.param_groups for p in group["params"])
-    return wide and type(optimiser) in (getattr(torch.optim, name, None) for name in _LINEAR)
 
 
 @contextmanager
@@ -558,34 +536,19 @@ class ShardedHessian:
     Raises:
         NotDifferentiable: there is no double backward, and gradients jump. Differences then measure the jumps, too: in
             the mean over many samples they do not even depend on their distance.
-
-    >>> from flatlens.problem import Problem
-    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
-    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
-    >>> H = ShardedHessian(Landscape(problem))
-    >>> H(torch.tensor([1.0, 0.0])).round(decimals=6), H.by  # x x^T
-    (tensor([ 9., 12.], dtype=torch.float64), 'double backward')
     """
 
     def __init__(
-        self,
-        landscape: Landscape,
-        root: Tensor | None = None,
-        shift: Tensor | None = None,
-        *,
-        by: By | None = None,
+        self, landscape: Landscape, root: Tensor | None = None, shift: Tensor | None = None, *, by: By | None = None
     ) -> None:
         self.landscape = landscape
         self.root, self.shift = root, shift
         self.products = 0
-        space = landscape.space
+        space, facts = landscape.space, landscape.problem.facts
         size = sum(float(in_one_piece(p.detach()).to(torch.float64).square().sum()) for p in space.tensors) ** 0.5
         self.distance = torch.finfo(space.dtype).eps ** 0.2 * 1e-2 * max(size, 1.0)
         if by is None:
-            facts = landscape.problem.facts
-            if _HOW not in facts:
-                facts[_HOW] = self._tried()
-            by = facts[_HOW]
+            by = facts[_HOW] = facts[_HOW] if _HOW in facts else self._tried()
         if by is None:
             raise NotDifferentiable(
                 "double backward fails or is wrong here, and the network's gradient jumps, as that of a ReLU does: "
