@@ -10,12 +10,7 @@ from networks import network
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.functional_hessian import (
-    PRODUCT_OUTPUTS,
-    curved_parameters,
-    exact_functional_hessian_trace,
-    functional_hessian_trace,
-)
+from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS, curved_parameters
 from flatlens.curvature.probes import mean_of_forms, student
 
 torch.set_num_threads(1)
@@ -30,9 +25,9 @@ def draw(name: str, weighted: bool, probes: int, seed: int = 0) -> tuple[float, 
     problem = fl.Problem(net, "cross_entropy", (x, y))
     plan = fl.Lens(problem).plan
     curved = curved_parameters(problem, plan)
-    exact, _ = exact_functional_hessian_trace(problem, net, plan, curved, weighted=weighted)
+    exact, _ = curved.exact_traces(net, weighted=weighted)
     generator = torch.Generator().manual_seed(seed)
-    drawn = functional_hessian_trace(problem, net, plan, curved, probes=probes, weighted=weighted, generator=generator)
+    drawn = curved.traces(net, probes=probes, weighted=weighted, generator=generator)
     return sum(exact.values()), torch.stack(list(drawn.values())).sum(0)
 
 
@@ -71,10 +66,8 @@ def test_probes_do_not_depend_on_the_chunk(weighted: bool) -> None:
     for _ in range(2):
         problem = fl.Problem(net, "cross_entropy", (x, torch.arange(140) % 2), memory=memory)
         plan = fl.Lens(problem).plan
-        drawn = functional_hessian_trace(
-            problem, net, plan, curved_parameters(problem, plan), probes=3, weighted=weighted,
-            generator=torch.Generator().manual_seed(1),
-        )  # fmt: skip
+        generator = torch.Generator().manual_seed(1)
+        drawn = curved_parameters(problem, plan).traces(net, probes=3, weighted=weighted, generator=generator)
         assert "4.weight" in drawn
         rows.append(torch.stack(list(drawn.values())))
         memory = 50 * 4 * plan.bytes_per_sample(PRODUCT_OUTPUTS)

@@ -34,12 +34,7 @@ _Step: TypeAlias = "Callable[[_State, _State], FrozenStep]"
 
 @dataclass(frozen=True, eq=False)
 class FrozenStep:
-    """A step with a frozen state. `divisor` and `axes` read the state only when called.
-
-    >>> heavy_ball = FrozenStep([[1.0, -0.1 * 0.9], [0.0, 0.9]], [0.1, -1.0])
-    >>> round(heavy_ball.edge, 9), heavy_ball.radius(39.0) > 1
-    (38.0, True)
-    """
+    """A step with a frozen state. `divisor` and `axes` read the state only when called."""
 
     A: ArrayLike  #: (k, k)
     u: ArrayLike  #: (k,), learning rate included

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import final
 
 import torch
@@ -92,13 +92,10 @@ def _columns(W: Tensor, positions: int | None) -> int:
 @final
 @dataclass(frozen=True, eq=False)
 class RowDirections(Directions):
-    """The perturbations T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m).
+    """The perturbations T_r (x) e_t / scale_t: Tr H_l for T = I, relative flatness for T^T T = W W^T."""
 
-    The forms' sum is Tr H_l for T = I, and relative flatness for T^T T = W W^T.
-    """
-
-    T: Tensor
-    scale: Tensor | None = None
+    T: Tensor  #: (g, rows, d)
+    scale: Tensor | None = None  #: (g, m)
 
     def count(self, W: Tensor, positions: int | None) -> int:
         """Return the number of perturbations."""
@@ -208,8 +205,9 @@ def functional_hessian_along(
                     changes, of_units = _along_preactivation(problem, model, plan, weight, batch, directions, check)
                 else:
                     changes, of_units = _along_weight(problem, model, weight, batch, directions, check)
-                for U in _blocks(changes):
+                while block := list(islice(changes, _TOGETHER)):
                     # in units of powers of two near their size: forms do not underflow
+                    U = torch.stack(block)
                     unit = power_of_two(U.flatten(1), 1)
                     of_U = of_units(U / unit.reshape(-1, *[1] * (U.ndim - 1))).to(torch.float64)
                     forms.append(of_U * unit.to(torch.float64).square())
@@ -245,25 +243,11 @@ class RecordedWeight:
         return placed if self._weight.rows is None else placed[:, :, self._weight.rows.to(placed.device)]
 
     def as_output(self, U: Tensor) -> Tensor:
-        """Return U (n, g, d, P) in the product's shape.
-
-        This is the transpose of `by_position`: its inverse, with zeros in the rows that are not the part's.
-        """
+        """Return U (n, g, d, P) in the product's shape: `by_position` transposed, with zeros in rows of other parts."""
         leaf = U.new_zeros(self.shape).requires_grad_()
         with torch.enable_grad():
             (shaped,) = torch.autograd.grad(self.by_position(leaf), leaf, U)
         return shaped
-
-
-def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
-    block: list[Tensor] = []
-    for direction in directions:
-        block.append(direction)
-        if len(block) == _TOGETHER:
-            yield torch.stack(block)
-            block = []
-    if block:
-        yield torch.stack(block)
 
 
 _OfUnits = Callable[[Tensor], Tensor]
@@ -355,24 +339,44 @@ def _along_weight(
     rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
     check.require_symmetric(batch, of, rows, [live])
 
+    # <slope, d2 f / dV2> of one sample, along W + eps V, by torch.func or without it
+    W, slope = weight.value.detach(), slope.detach()
+    runner, name = Runner(problem, model), weight.parameter
+
+    def outputs(sample: Batch, own: Tensor, V: Tensor, eps: Tensor) -> Tensor:
+        return (own * runner.at({name: W + eps * V}, as_batch(sample))[0][0]).sum()
+
+    def by_functions(sample: Batch, own: Tensor, V: Tensor) -> Tensor:
+        result: Tensor = grad(grad(partial(outputs, sample, own, V)))(W.new_zeros(()))
+        return result
+
+    def by_backward_passes(sample: Batch, own: Tensor, V: Tensor) -> Tensor:
+        eps = W.new_zeros(()).requires_grad_()
+        (first,) = torch.autograd.grad(outputs(sample, own, V, eps), [eps], create_graph=True, materialize_grads=True)
+        if not first.requires_grad:
+            return torch.zeros_like(first)
+        (second,) = torch.autograd.grad(first, [eps], materialize_grads=True)
+        return second
+
     # from the fastest way to the one that always works; what torch.func cannot do is an error, and the next is taken
-    W = weight.value
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     axes = sample_axes(batch, len(f))
-    runner, name = Runner(problem, model), weight.parameter
-    along = vmap(partial(_by_functions, runner, name, W), in_dims=(None, None, 0))
-    alone = partial(_by_backward_passes, runner, name, W)
+    along = vmap(by_functions, in_dims=(None, None, 0))
     over_samples = vmap(along, in_dims=(axes, 0, None))
 
     def samples() -> Iterator[tuple[Batch, Tensor]]:
-        return ((_sample(batch, axes, i), slope[i]) for i in range(len(f)))
+        for i, own in enumerate(slope):  # without the sample axis; of a list of samples a list of one
+            rest = select(batch, slice(i, i + 1))
+            yield tree_map(lambda part, axis: part if axis is None else part[0], rest, axes, is_leaf=is_list), own
 
     ways: list[_OfUnits] = [
         lambda V: over_samples(batch, slope, V),
         # a forward() that branches on its data: one sample at a time
         lambda V: torch.stack([along(sample, own, V) for sample, own in samples()]),
         # writes in place, an autograd.Function: one direction at a time
-        lambda V: torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in samples()]),
+        lambda V: torch.stack(
+            [torch.stack([by_backward_passes(sample, own, v) for v in V]) for sample, own in samples()]
+        ),
     ]
     if has_lists(batch):  # torch.vmap cannot take their items apart
         del ways[0]
@@ -391,44 +395,15 @@ def _along_weight(
     return directions.of_weight(weight.cut(weight.adapter.matrix(W))), of_units
 
 
-def _sample(batch: Batch, axes: Batch, i: int) -> Batch:
-    """Return what belongs to one sample, without the sample axis; of a list of samples a list of one."""
-    rest = select(batch, slice(i, i + 1))
-    return tree_map(lambda part, axis: part if axis is None else part[0], rest, axes, is_leaf=is_list)
-
-
-def _outputs_along(
-    runner: Runner, name: str, W: Tensor, sample: Batch, slope: Tensor, V: Tensor, eps: Tensor
-) -> Tensor:
-    """Return <slope, f> of one sample at the weight W + eps V."""
-    return (slope * runner.at({name: W + eps * V}, as_batch(sample))[0][0]).sum()
-
-
-def _by_functions(runner: Runner, name: str, W: Tensor, sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
-    """Return <slope, d2 f / dV2> of one sample."""
-    along = partial(_outputs_along, runner, name, W, sample, slope, V)
-    result: Tensor = grad(grad(along))(W.new_zeros(()))
-    return result
-
-
-def _by_backward_passes(runner: Runner, name: str, W: Tensor, sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
-    """Return the same without torch.func."""
-    eps = W.new_zeros(()).requires_grad_()
-    of = _outputs_along(runner, name, W.detach(), sample, slope.detach(), V, eps)
-    (first,) = torch.autograd.grad(of, [eps], create_graph=True, materialize_grads=True)
-    if not first.requires_grad:
-        return torch.zeros_like(first)
-    (second,) = torch.autograd.grad(first, [eps], materialize_grads=True)
-    return second
-
-
 _BLOCK = 128  #: number of samples, by position in the data, that share the probes of some parameters
 
 
 @dataclass(frozen=True, eq=False)
 class CurvedParameters:
-    """The measured parameters in which the network may have second derivatives."""
+    """The measured parameters in which the network may have second derivatives; for the others H = GGN."""
 
+    problem: Problem
+    plan: Plan
     weights: dict[str, str]  #: layer -> name of its weight, if one call uses it
     biases: dict[str, str]  #: layer -> name of its bias, if one call uses it
     others: tuple[str, ...]  #: names of all others
@@ -438,54 +413,83 @@ class CurvedParameters:
         """Return the names of all these parameters."""
         return (*self.weights.values(), *self.biases.values(), *self.others)
 
+    def traces(
+        self, model: nn.Module, *, probes: int, weighted: bool, generator: torch.Generator,
+        progress: Progress | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Return unbiased estimates of each parameter's part of the trace, (probes,) float64 each.
+
+        The part is sum_j (H - GGN)_jj, or sum_j theta_j^2 (H - GGN)_jj if `weighted`.
+        """
+        if not self.names:
+            return {}
+        problem = self.problem
+        fitting = max(1, min(_BLOCK, problem.memory // (4 * self.plan.bytes_per_sample(PRODUCT_OUTPUTS))))
+        most = 1 << fitting.bit_length() - 1  # a power of two: no chunk has samples of two blocks
+        totals = torch.zeros(len(self.names), probes, dtype=torch.float64, device=device_of(model))
+        seed = int(torch.randint(2**62, (), generator=generator))
+        seen, check = 0, SymmetryCheck(problem, model)
+        with (
+            agreed(problem.ranks),
+            problem.measuring(model),
+            differentiable(model.parameters()),
+            ignore_slow_batching_warning(),
+        ):
+            for first, raw in problem.shared(most):
+                problem.require_as_seen(model, problem.place(raw), first)
+                chunk = _Chunk(self, model, problem.place(raw), weighted, check)
+                of_block = torch.Generator().manual_seed(seed + first // _BLOCK)
+                for probe in range(probes):
+                    totals[:, probe] += chunk.probe(_Signs(self.names, seed, probe, first), of_block)
+                    tell(problem, progress, probes, seen, size(raw), probe + 1)
+                seen += size(raw)
+        return dict(zip(self.names, problem.ranks.total(totals).cpu(), strict=True))
+
+    def exact_traces(
+        self, model: nn.Module, *, weighted: bool, progress: Progress | None = None
+    ) -> tuple[dict[str, float], int]:
+        """Return (each parameter's part of the trace, exactly, from every direction in turn; the products used)."""
+        families: list[tuple[str, str, Directions]] = []
+        for layer, name in self.weights.items():
+            groups, rows, _ = self.plan.weights[layer].matrix.W.shape
+            every_row = RowDirections(torch.eye(rows).expand(groups, -1, -1))
+            families.append((layer, name, EntryDirections() if weighted else every_row))
+        for layer, name in self.biases.items():
+            matrix = self.plan.weights[layer].matrix
+            assert matrix.b is not None
+            b = matrix.b.reshape(matrix.W.shape[:2]) if weighted else None
+            families.append((layer, name, ShiftDirections(b)))
+        found, products = dict[str, float](), 0
+        for layer, name, directions in families:
+            sums, count = functional_hessian_along(
+                self.problem, model, self.plan, layer, directions, lambda forms: forms.sum(1), progress
+            )
+            found[name] = float(sums.sum()) / self.problem.n
+            products += count
+        if self.others:
+            residual = Residual(self.problem, self.others, model=model)
+            point, where = residual.space.point(), residual.space.slices()
+            entries = diagonal(residual, progress)
+            products += residual.size
+            scaled = entries * point.to(entries).square() if weighted else entries
+            found |= {name: float(scaled[where[name]].sum()) for name in self.others}
+        return found, products
+
+    def exact_products(self, sizes: dict[str, int]) -> int:
+        """Return the number of products that `exact_traces` takes."""
+        weights = [self.plan.weights[layer] for layer in self.weights]
+        entries = sum(EntryDirections().count(weight.matrix.W, weight.positions) for weight in weights)
+        return entries + sum(sizes[name] for name in (*self.biases.values(), *self.others))
+
 
 def curved_parameters(problem: Problem, plan: Plan) -> CurvedParameters:
-    """Return the parameters in which the network is not piecewise affine; for the others H = GGN."""
+    """Return the parameters in which the network is not piecewise affine."""
     curved = problem.parameters & plan.structure.curved
     once = {layer: weight for layer, weight in plan.weights.items() if len(weight.products) == 1}
     weights = {layer: w.parameter for layer, w in once.items() if w.parameter is not None and w.parameter in curved}
     biases = {layer: w.bias for layer, w in once.items() if w.bias is not None and w.bias in curved}
-    return CurvedParameters(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
-
-
-def functional_hessian_trace(
-    problem: Problem,
-    model: nn.Module,
-    plan: Plan,
-    curved: CurvedParameters,
-    *,
-    probes: int,
-    weighted: bool,
-    generator: torch.Generator,
-    progress: Progress | None = None,
-) -> dict[str, Tensor]:
-    """Return unbiased estimates of each curved parameter's part of the trace, (probes,) float64 each.
-
-    The part is sum_j (H - GGN)_jj, or sum_j theta_j^2 (H - GGN)_jj if `weighted`.
-    """
-    if not curved.names:
-        return {}
-    problem = problem.as_asked()
-    fitting = max(1, min(_BLOCK, problem.memory // (4 * plan.bytes_per_sample(PRODUCT_OUTPUTS))))
-    most = 1 << fitting.bit_length() - 1  # a power of two: no chunk has samples of two blocks
-    totals = torch.zeros(len(curved.names), probes, dtype=torch.float64, device=device_of(model))
-    seed = int(torch.randint(2**62, (), generator=generator))
-    seen, check = 0, SymmetryCheck(problem, model)
-    with (
-        agreed(problem.ranks),
-        problem.measuring(model),
-        differentiable(model.parameters()),
-        ignore_slow_batching_warning(),
-    ):
-        for first, raw in problem.shared(most):
-            problem.require_as_seen(model, problem.place(raw), first)
-            chunk = _Chunk(problem, model, plan, curved, problem.place(raw), weighted, check)
-            of_block = torch.Generator().manual_seed(seed + first // _BLOCK)
-            for probe in range(probes):
-                totals[:, probe] += chunk.probe(_Signs(curved.names, seed, probe, first), of_block)
-                tell(problem, progress, probes, seen, size(raw), probe + 1)
-            seen += size(raw)
-    return dict(zip(curved.names, problem.ranks.total(totals).cpu(), strict=True))
+    others = tuple(sorted(curved - {*weights.values(), *biases.values()}))
+    return CurvedParameters(problem.as_asked(), plan, weights, biases, others)
 
 
 @dataclass(frozen=True)
@@ -507,15 +511,9 @@ class _Chunk:
     """The gradient of one chunk at all places to be perturbed, with its graph."""
 
     def __init__(
-        self,
-        problem: Problem,
-        model: nn.Module,
-        plan: Plan,
-        curved: CurvedParameters,
-        batch: Batch,
-        weighted: bool,
-        check: SymmetryCheck,
+        self, curved: CurvedParameters, model: nn.Module, batch: Batch, weighted: bool, check: SymmetryCheck
     ) -> None:
+        problem, plan = curved.problem, curved.plan
         tape, inputs, f, y = run_recorded(problem, model, batch)
         plan.require_same(tape, inputs, batch)
         self.curved, self.weighted = curved, weighted
@@ -553,7 +551,11 @@ class _Chunk:
         for (layer, own), row in zip(moves.items(), Hv, strict=False):
             placed = None if row is None else self.seen[layer].by_position(row)
             parts |= {name: (U, placed) for name, U in own.items()}
-        return torch.stack([_overlap(*parts[name]) for name in self.curved.names])
+        shares = [
+            move.new_zeros((), dtype=torch.float64) if row is None else (move * row).sum(dtype=torch.float64)
+            for move, row in map(parts.__getitem__, self.curved.names)
+        ]
+        return torch.stack(shares)
 
     def _moves(self, layer: str, weight: Weight, signs: _Signs) -> dict[str, Tensor]:
         """Return random changes of the pre-activation by weight and bias, (n, g, d, P), another for each sample."""
@@ -582,48 +584,6 @@ class _Chunk:
         return U
 
 
-def _overlap(move: Tensor, Hv: Tensor | None) -> Tensor:
-    return move.new_zeros((), dtype=torch.float64) if Hv is None else (move * Hv).sum(dtype=torch.float64)
-
-
-def exact_functional_hessian_trace(
-    problem: Problem,
-    model: nn.Module,
-    plan: Plan,
-    curved: CurvedParameters,
-    *,
-    weighted: bool,
-    progress: Progress | None = None,
-) -> tuple[dict[str, float], int]:
-    """Return (each curved parameter's part of the trace, exactly, from every direction in turn; the products used)."""
-    found: dict[str, float] = {}
-    products = 0
-
-    def total(layer: str, directions: Directions) -> float:
-        nonlocal products
-        of = problem, model, plan, layer, directions
-        sums, count = functional_hessian_along(*of, lambda forms: forms.sum(1), progress)
-        products += count
-        return float(sums.sum()) / problem.n
-
-    for layer, name in curved.weights.items():
-        groups, rows, _ = plan.weights[layer].matrix.W.shape
-        every_row = RowDirections(torch.eye(rows).expand(groups, -1, -1))
-        found[name] = total(layer, EntryDirections() if weighted else every_row)
-    for layer, name in curved.biases.items():
-        matrix = plan.weights[layer].matrix
-        assert matrix.b is not None
-        found[name] = total(layer, ShiftDirections(matrix.b.reshape(matrix.W.shape[:2]) if weighted else None))
-    if curved.others:
-        residual = Residual(problem, curved.others, model=model)
-        point, where = residual.space.point(), residual.space.slices()
-        entries = diagonal(residual, progress)
-        products += residual.size
-        scaled = entries * point.to(entries).square() if weighted else entries
-        found |= {name: float(scaled[where[name]].sum()) for name in curved.others}
-    return found, products
-
-
 def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
     """Return the diagonal of the matrix, (P,) float64, by products with unit vectors, a few at a time."""
     entries = torch.empty(operator.size, dtype=torch.float64)
@@ -635,10 +595,3 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
         if progress is not None:
             progress(PRODUCTS, stop, operator.size)
     return entries
-
-
-def exact_products(plan: Plan, curved: CurvedParameters, sizes: dict[str, int]) -> int:
-    """Return the number of products that `exact_functional_hessian_trace` takes."""
-    weights = [plan.weights[layer] for layer in curved.weights]
-    entries = sum(EntryDirections().count(weight.matrix.W, weight.positions) for weight in weights)
-    return entries + sum(sizes[name] for name in (*curved.biases.values(), *curved.others))

@@ -83,9 +83,10 @@ CHANCE = 0.05  #: probability, over the random start, that the bound on what a s
 def unseen(theta: Tensor, betas: Tensor, size: int, share: float, chance: float = CHANCE) -> float:
     """Return how far above the largest of k Ritz values an eigenvalue may lie, with probability 1 - `chance`.
 
-    Let u be the first eigenvector, m its eigenvalue, and c = <u, q_1> its component in the start. The basis vectors are
-    q_{j+1} = p_j(A) q_1 with p_j(x) = (x - theta_1) ... (x - theta_j) / (beta_1 ... beta_j), over the Ritz values of j
-    steps. So <u, q_{k+1}> = c p_k(m), and as q_{k+1} has length 1,
+    `theta` has the Ritz values, ascending, `betas` the lengths of the residuals after each step. Let u be the first
+    eigenvector, m its eigenvalue, and c = <u, q_1> its component in the start. The basis vectors are q_{j+1} =
+    p_j(A) q_1 with p_j(x) = (x - theta_1) ... (x - theta_j) / (beta_1 ... beta_j), over the Ritz values of j steps. So
+    <u, q_{k+1}> = c p_k(m), and as q_{k+1} has length 1,
 
         |c| (m - theta_1) ... (m - theta_k) <= beta_1 ... beta_k.
 
@@ -95,13 +96,6 @@ def unseen(theta: Tensor, betas: Tensor, size: int, share: float, chance: float 
     rest, it is 1 / share times that: the fixed part only shifts c. Kuczynski and Wozniakowski (1992) bound the same
     event for the worst spectrum with a given range; van Dorsselaer, Hochstenbach and van der Vorst (2000) by the
     search's own polynomials, as here.
-
-    Args:
-        theta: The k Ritz values, ascending.
-        betas: The lengths of the k residuals, of each step.
-        size: The number of rows.
-        share: The share of the start that is random.
-        chance: The probability that an eigenvalue lies higher.
     """
     if share <= 0 or len(theta) < 1:
         return math.inf

@@ -327,11 +327,7 @@ class Operator(ABC):
 
 
 def _in_words(size: int) -> str:
-    """Return a number of bytes in words.
-
-    >>> _in_words(139_293_168_400), _in_words(2**30), _in_words(800)
-    ('139 GB', '1.07 GB', '800 bytes')
-    """
+    """Return a number of bytes in words, such as '1.07 GB' or '800 bytes'."""
     unit = next(((10**power, name) for power, name in ((12, "TB"), (9, "GB"), (6, "MB")) if size >= 10**power), None)
     return f"{size:,} bytes" if unit is None else f"{size / unit[0]:.3g} {unit[1]}"
 
@@ -472,7 +468,10 @@ def derivative_of(
     nothing: list[Tensor | None] = [None] * len(at)
     if not f.requires_grad:
         return (lambda directions: torch.zeros_like(f)), (lambda w: nothing)
-    dummy = _any_row(f).expand(f.shape).requires_grad_()  # the same row for all samples: it may be as large as f
+    # J^T w is linear in w, so J is the same at all w; but torch's logcumsumexp has no derivative at 0, nor one below a
+    # softmax at equal numbers: w is random, of order 1, and the same for all samples, as it may be as large as f
+    w = 0.5 + torch.rand(f.shape[1:], generator=torch.Generator().manual_seed(0), dtype=f.dtype).to(f.device)
+    dummy = w.expand(f.shape).requires_grad_()
     rows = torch.autograd.grad(f, at, dummy, create_graph=True, allow_unused=True)
     require_second_derivative(rows)
 
@@ -484,14 +483,6 @@ def derivative_of(
         return list(torch.autograd.grad(f, at, w, retain_graph=True, allow_unused=True))
 
     return times, transposed_times
-
-
-def _any_row(f: Tensor) -> Tensor:
-    """Return random numbers of order 1, one for each output, (N,): J^T w is linear in w, so J is the same at all w.
-
-    At 0, torch's logcumsumexp has no derivative in w; at equal numbers, nor has one below a softmax.
-    """
-    return 0.5 + torch.rand(f.shape[1:], generator=torch.Generator().manual_seed(0), dtype=f.dtype).to(f.device)
 
 
 @final

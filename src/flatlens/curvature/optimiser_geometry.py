@@ -70,10 +70,7 @@ def rate_of_a_step(optimiser: torch.optim.Optimizer) -> float:
     return rate
 
 
-_ASCENDS = (
-    "SAM",
-    "SharpnessAware",
-)  #: sharpness-aware optimisers; the latter is in `flatlens.training`
+_ASCENDS = ("SAM", "SharpnessAware")  #: sharpness-aware optimisers; the latter is in `flatlens.training`
 
 
 def without_ascent(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -121,11 +118,6 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
     Raises:
         BadInput: another optimiser, one that maximises or holds none of the network's parameters, or one that has not
             made a step yet, or whose learning rates are 0, or whose steps grow at any curvature.
-
-    >>> net = nn.Linear(2, 1, bias=False)
-    >>> sgd = torch.optim.SGD([{"params": net.parameters(), "lr": 0.1}])
-    >>> preconditioner_of(sgd, net).divisor["weight"]
-    tensor([[1., 1.]], dtype=torch.float64)
     """
     optimiser = without_ascent(optimiser)
     kind, names = type(optimiser).__name__, {id(p): name for name, p in model.named_parameters()}
@@ -158,14 +150,7 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
 
 @final
 class PreconditionedHessian(Operator):
-    """P^-1/2 (H + D) P^-1/2 over the parameters that the preconditioner names, in the axes of P.
-
-    >>> net = nn.Linear(2, 1, bias=False)
-    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
-    >>> P = Preconditioner({"weight": torch.tensor([[9.0, 4.0]])}, {"weight": 0.0})
-    >>> PreconditionedHessian(problem, P)(torch.tensor([1.0, 0.0]))  # of H = x x^T
-    tensor([1., 2.])
-    """
+    """P^-1/2 (H + D) P^-1/2 over the parameters that the preconditioner names, in the axes of P."""
 
     def __init__(self, problem: Problem, preconditioner: Preconditioner, *, model: nn.Module | None = None) -> None:
         names = [name for name in preconditioner.divisor if name in problem.parameters]
@@ -233,11 +218,7 @@ def ball_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, flo
 
 
 def dual_norm(gradient: Mapping[str, Tensor], radius: Mapping[str, float]) -> float:
-    """Return sum_l s_l ||G_l||_*, the largest <G, D> over the ball.
-
-    >>> dual_norm({"w": torch.diag(torch.tensor([3.0, 4.0]))}, {"w": 2.0})
-    14.0
-    """
+    """Return sum_l s_l ||G_l||_*, the largest <G, D> over the ball."""
     nuclear = {name: float(torch.linalg.svdvals(gradient[name].to(torch.float64)).sum()) for name in radius}
     return sum(s * nuclear[name] for name, s in radius.items())
 
@@ -297,11 +278,7 @@ WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness", "bat
 
 
 def has_edge(row: str) -> bool:
-    """Return whether a report's row is compared with an edge: that of a measure in `WITH_EDGE`, and none of its parts.
-
-    >>> has_edge("batch_sharpness(samples=8)"), has_edge("loss")
-    (True, False)
-    """
+    """Return whether a report's row is compared with an edge: a measure of `WITH_EDGE` itself, not a part of it."""
     column = Column.parse(row)
     return column.name in WITH_EDGE and not column.part
 
@@ -374,7 +351,17 @@ def edge_of(optimiser: torch.optim.Optimizer | None, *, gradient_norm: float = m
     if not 0 < lr < math.inf:
         return Edge(lr, note=f"the learning rate is {lr:g}")
     if base is not optimiser:
-        return _with_ascent(edge_of(base), optimiser.param_groups, gradient_norm)
+        edge = edge_of(base)
+        radii = {(float(group.get("rho", math.nan)), bool(group.get("adaptive"))) for group in optimiser.param_groups}
+        (rho, adaptive), *others = radii
+        if edge.of != "sharpness" or not edge.value > 0:
+            return Edge(lr, note=edge.note or "the edge of SAM over an optimiser with a preconditioner is unknown")
+        if adaptive or others or not rho > 0:
+            return Edge(lr, note="the edge of SAM is known for one radius above 0, and not for its adaptive form")
+        if not gradient_norm > 0:
+            return Edge(lr, note="the edge of SAM depends on the gradient: edge_of(optimiser, gradient_norm=...)")
+        reach = gradient_norm / (2 * rho)
+        return Edge(lr, reach * (math.sqrt(1 + 2 * edge.value / reach) - 1))
     if name_of(base) == "torch.Muon":
         if any(group["momentum"] for group in base.param_groups):
             return Edge(lr, note="the edge of Muon with momentum is not known")
@@ -391,20 +378,6 @@ def edge_of(optimiser: torch.optim.Optimizer | None, *, gradient_norm: float = m
         return Edge(lr, value, step.formula, "preconditioned_sharpness")
     value, formula = value - step.decay, f"{step.formula} - weight decay" if step.decay else step.formula
     return Edge(lr, value, formula, batches=value if step.formula == "2/lr" else math.nan)
-
-
-def _with_ascent(edge: Edge, groups: Sequence[Mapping[str, Any]], gradient_norm: float) -> Edge:
-    """Return the edge of SAM over an optimiser with an edge."""
-    radii = {(float(group.get("rho", math.nan)), bool(group.get("adaptive"))) for group in groups}
-    (rho, adaptive), *others = radii
-    if edge.of != "sharpness" or not edge.value > 0:
-        return Edge(edge.lr, note=edge.note or "the edge of SAM over an optimiser with a preconditioner is unknown")
-    if adaptive or others or not rho > 0:
-        return Edge(edge.lr, note="the edge of SAM is known for one radius above 0, and not for its adaptive form")
-    if not gradient_norm > 0:
-        return Edge(edge.lr, note="the edge of SAM depends on the gradient: edge_of(optimiser, gradient_norm=...)")
-    reach = gradient_norm / (2 * rho)
-    return Edge(edge.lr, reach * (math.sqrt(1 + 2 * edge.value / reach) - 1))
 
 
 def edge_of_batches(optimiser: torch.optim.Optimizer) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, starmap
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +18,14 @@ CACHED = 1 << 16  #: entries whose products are summed at once
 
 
 def module_of(parameter: str) -> str:
-    """Return the name of the module that has a parameter; the parameter's own name where that is the network.
-
-    >>> module_of("fc.weight"), module_of("fc.parametrizations.weight.original0"), module_of("scale")
-    ('fc', 'fc', 'scale')
-    """
+    """Return the name of the module that has a parameter, "fc" for "fc.weight"; "w" for the network's own "w"."""
     module, parametrized, _ = parameter.partition(".parametrizations.")
     return (module if parametrized else parameter.rpartition(".")[0]) or parameter
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Named parameters as one long vector; `flat` and `named` convert between the two forms.
-
-    >>> space = Space({"w": torch.ones(2, 3), "b": torch.zeros(2)})
-    >>> space.size, list(space.named(torch.arange(8.0))["b"])
-    (8, [tensor(6.), tensor(7.)])
-    """
+    """Named parameters as one long vector; `flat` and `named` convert between the two forms."""
 
     parameters: Mapping[str, Tensor]
 
@@ -106,11 +98,8 @@ class Space:
 
     def slices(self) -> dict[str, slice]:
         """Return the slice of each parameter."""
-        found, start = {}, 0
-        for name, p in self.parameters.items():
-            found[name] = slice(start, start + p.numel())
-            start += p.numel()
-        return found
+        ends = [*accumulate((p.numel() for p in self.parameters.values()), initial=0)]
+        return dict(zip(self.parameters, starmap(slice, pairwise(ends)), strict=True))
 
 
 def as_one_vector(gradient: Mapping[str, Tensor]) -> Tensor:
@@ -156,10 +145,7 @@ def uphill(
 
 
 def space_of(problem: Problem, model: nn.Module, names: str | Iterable[str] | None = None) -> Space:
-    """Return the space of the named parameters, each once; the name of a module stands for all its parameters.
-
-    None stands for all measured parameters.
-    """
+    """Return the space of the named parameters, each once, a module's name for all of its own; None: all measured."""
     known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if names is None:
         chosen = {name: p for name, p in known.items() if name in problem.parameters}

@@ -27,10 +27,10 @@ from flatlens.curvature.operators import bytes_saved, derivative_of
 from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Plan, PlanBroken, features_read, require_told_apart
 from flatlens.grams.plan import FRONT, Rows, coupled_places, coupled_samples_error
-from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.record import run_recorded
 from flatlens.grams.weight_jacobians import CACHE_BYTES, norm2, pieces, power_of_two
 from flatlens.operations.operator_norm import SearchedNorm, searched_norm
-from flatlens.problem import Batch, Problem
+from flatlens.problem import Problem
 from flatlens.problem.batches import size
 from flatlens.problem.eval_context import differentiable
 from flatlens.problem.ranks import ALONE
@@ -83,18 +83,27 @@ def jacobian_norms(
             problem.require_as_seen(model, batch, number, f)
             plan.require_same(tape, inputs, batch)
             inputs = [inputs[number] for number in plan.inputs]
-            _require_apart(tape, inputs, plan, places, f, batch)
+            # samples must not depend on each other, and must be on the axis that the plan says
+            at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
+            planned = {f"x:{key}": Rows(plan.batch_axis[key]) for key in places if key is not None}
+            at |= {f"input:{k}": x for k, x in enumerate(inputs) if None in places}
+            planned |= {f"input:{k}": FRONT for k in range(len(inputs)) if None in places}
+            failing = coupled_places(f, at, planned, torch.Generator().manual_seed(0)) if at else []
+            if any(name.startswith("input:") for name in failing):
+                raise coupled_samples_error()
+            if failing:
+                raise PlanBroken([batch], failing)
             grams, residuals, products = {}, {}, 0
             for place in places:
                 # the tensors to differentiate with respect to, and their values side by side, (n, M)
                 if place is None:
-                    at, in_front = inputs, True
+                    to, in_front = inputs, True
                     x = torch.cat([plan.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
                 else:
                     call, axis = tape.linear[place], plan.batch_axis[place]
-                    at, in_front = [call.x], axis == 0
+                    to, in_front = [call.x], axis == 0
                     x = plan.unpadded(call.read.movedim(axis, 0), tape).reshape(len(f), -1)
-                apply, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front)
+                apply, shape = squared_jacobian(f, to, softmax, token_mask(y), in_front)
                 values, residual, steps = top_of_each(apply, shape, rtol, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
@@ -105,21 +114,6 @@ def jacobian_norms(
                 name = "softmax_eigenvalues" if softmax else "eigenvalues"
                 setattr(grams[place], name, values.to(f.device)[:, None])
             yield TopGrams(number, grams, residuals, products)
-
-
-def _require_apart(
-    tape: Tape, inputs: list[Tensor], plan: Plan, places: list[CallOrInput], f: Tensor, batch: Batch
-) -> None:
-    """Refuse samples that depend on each other; raise PlanBroken if samples are not on the axis that the plan says."""
-    at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
-    planned = {f"x:{key}": Rows(plan.batch_axis[key]) for key in places if key is not None}
-    for number, x in enumerate(inputs if None in places else ()):
-        at[f"input:{number}"], planned[f"input:{number}"] = x, FRONT
-    failing = coupled_places(f, at, planned, torch.Generator().manual_seed(0)) if at else []
-    if any(name.startswith("input:") for name in failing):
-        raise coupled_samples_error()
-    if failing:
-        raise PlanBroken([batch], failing)
 
 
 def squared_jacobian(
@@ -158,12 +152,6 @@ def top_of_each(
     """Return (largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, known by their products.
 
     `apply` multiplies one vector with each matrix, (n, N) -> (n, N).
-
-    >>> A = torch.diag_embed(torch.tensor([[4.0, 1.0], [2.0, 3.0]], dtype=torch.float64))
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> values, _, _ = top_of_each(lambda u: (A @ u[..., None])[..., 0], torch.Size([2, 2]), 1e-6, generator)
-    >>> values.round(decimals=9).tolist()
-    [4.0, 3.0]
     """
     n, N = shape
     most = min(_STEPS, N)
@@ -251,11 +239,18 @@ def feature_norms(
     those of several calls' features side by side; a group with a call whose features are not known is left out.
 
     From X X^T if the samples are few; else by Lanczos on X^T X, and if that is small beside X, its vector is found on a
-    float32 copy and corrected.
-
-    The features are kept if they fit in half the problem's memory, else computed again for each product.
+    float32 copy and corrected. Features that do not fit in half the memory are computed again for each product.
     """
-    kept, complete, widths = _features(problem, model, plan)
+    # the features by chunk, as many as fit, and the largest number of them of each call
+    kept, widths = list[dict[str, Tensor]](), dict[str, int]()
+    held, complete = 0, True
+    for part in _walk(problem, model, plan, check=not problem.coupled):
+        widths |= {key: max(X.shape[1], widths.get(key, 0)) for key, X in part.items()}
+        held += sum(X.numel() * X.element_size() for X in part.values())
+        if kept and held > problem.memory // 2:
+            kept, complete = kept[:1], False
+        elif complete:
+            kept.append(part)
     norms = {}
     for name, keys in (groups if groups is not None else {key: (key,) for key in widths}).items():
         if not keys or not widths.keys() >= {*keys}:  # a weight that acts in no product has no features
@@ -329,21 +324,6 @@ def _squared(parts: list[Tensor], width: int) -> Tensor | None:
         total[: X.shape[1], : X.shape[1]].addmm_(X.T, X)
     usable = bool(torch.isfinite(total).all()) and float(total.diagonal().max()) > _UNDERFLOWN
     return total if usable else None
-
-
-def _features(problem: Problem, model: nn.Module, plan: Plan) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
-    """Return (the kept features by chunk, whether all chunks are kept, the largest number of features of each call)."""
-    kept: list[dict[str, Tensor]] = []
-    widths: dict[str, int] = {}
-    held, complete = 0, True
-    for part in _walk(problem, model, plan, check=not problem.coupled):
-        widths |= {key: max(X.shape[1], widths.get(key, 0)) for key, X in part.items()}
-        held += sum(X.numel() * X.element_size() for X in part.values())
-        if kept and held > problem.memory // 2:
-            kept, complete = kept[:1], False
-        elif complete:
-            kept.append(part)
-    return kept, complete, widths
 
 
 def _walk(problem: Problem, model: nn.Module, plan: Plan, *, check: bool = False) -> Iterator[dict[str, Tensor]]:

@@ -128,12 +128,9 @@ def _random(operator: Operator, generator: torch.Generator) -> Tensor:
 
 
 def _warm_start(operator: Operator, generator: torch.Generator, share: int | None = None) -> tuple[Tensor, float]:
-    """Return (a start vector, the share of it that is random and independent of the rest).
-
-    It mixes the leading Ritz vectors on a part of the data with a random vector; on little data it is random.
-    """
+    """Return (a mixture of the leading Ritz vectors on a part of the data, the share of it that is random)."""
     fresh = _random(operator, generator)
-    if (operator.problem.n < _WORTH and share is None) or operator.size < 4 * WARMING:
+    if (operator.problem.n < _WORTH and share is None) or operator.size < 4 * WARMING:  # on little data all is random
         return fresh, 1.0
     share = share or _SHARE
     small = operator.on_every(share)
@@ -243,19 +240,11 @@ def spectral_density(
         width * (2 * torch.pi) ** 0.5
     )
     density, stderr = skewed((weights[..., None] * bumps).sum(1))
-    mean_square, square_stderr = mean_of_forms(squares)  # one eigenvalue may dominate
-    rms, rms_stderr = _root(float(mean_square), float(square_stderr))
-    return Density(grid, density, stderr, width, rms, rms_stderr, nodes, weights)
-
-
-def _root(square: float, stderr: float) -> tuple[float, float]:
-    """Return (root of an estimate, its standard error).
-
-    The interval's ends are mapped, and the wider side counts: linearised, the interval would be too narrow.
-    """
-    root, reach = max(square, 0.0) ** 0.5, 1.96 * stderr
-    down, up = root - max(square - reach, 0.0) ** 0.5, max(square + reach, 0.0) ** 0.5 - root
-    return root, max(down, up) / 1.96
+    # the root of the mean square; the wider side of its mapped interval counts: linearised, it would be too narrow
+    square, square_stderr = (float(v) for v in mean_of_forms(squares))  # one eigenvalue may dominate
+    rms, reach = max(square, 0.0) ** 0.5, 1.96 * square_stderr
+    down, up = rms - max(square - reach, 0.0) ** 0.5, max(square + reach, 0.0) ** 0.5 - rms
+    return Density(grid, density, stderr, width, rms, max(down, up) / 1.96, nodes, weights)
 
 
 SMALL_MATRIX = 200  #: up to this size all eigenvalues of a matrix are computed; beyond it Lanczos finds the largest
@@ -318,10 +307,7 @@ def dense_blocks(
 
 
 def row_block_maxima(D: Tensor, phi: Tensor, rtol: float, progress: Progress | None = None) -> tuple[Tensor, float]:
-    """Return lmax(mean_i D_is phi_i phi_i^T) of each row s, (d,) float64, from D (n, d) and phi (n, m).
-
-    Also return the largest residual as a share of its row's value.
-    """
+    """Return (lmax(mean_i D_is phi_i phi_i^T) by row s, (d,); largest relative residual), of D (n, d), phi (n, m)."""
     phi, maxima, share = phi.to(torch.float64), [], 0.0
     for s, weight in enumerate(D.to(torch.float64).T):
         if phi.shape[1] <= SMALL_MATRIX:

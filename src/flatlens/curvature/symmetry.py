@@ -154,8 +154,14 @@ def _require_kept(of: Tensor, at: Sequence[Place]) -> None:
 
     A slope that is 0 wherever the weights are, as below a ReLU that is off, has nothing to lose.
     """
-    losing = [node for node in _nodes([of]) if node.name() == _LOSING]
-    slopes = [slope for slope in _slopes_at(losing, of, at) if slope.requires_grad]
+    losing, met = [node for node in _nodes([of]) if node.name() == _LOSING], list[Tensor]()
+    # the slopes in the outputs of these nodes, each with its graph; of those above `at` alone
+    with ExitStack() as hooks:
+        for node in losing:
+            hooks.callback(node.register_prehook(lambda slopes: met.append(slopes[0])).remove)
+        if losing:
+            torch.autograd.grad(of, at, create_graph=True, allow_unused=True)
+    slopes = [slope for slope in met if slope.requires_grad]
     if not slopes:
         return
 
@@ -170,17 +176,6 @@ def _require_kept(of: Tensor, at: Sequence[Place]) -> None:
             "torch's logcumsumexp has no second derivative at slopes of 0, as at targets met exactly: write it by "
             "cumsum()"
         )
-
-
-def _slopes_at(nodes: list[Any], of: Tensor, at: Sequence[Place]) -> list[Tensor]:
-    """Return the slopes of a scalar in the outputs of some nodes, each with its graph; of those above `at` alone."""
-    met: list[Tensor] = []
-    with ExitStack() as hooks:
-        for node in nodes:
-            hooks.callback(node.register_prehook(lambda slopes: met.append(slopes[0])).remove)
-        if nodes:
-            torch.autograd.grad(of, at, create_graph=True, allow_unused=True)
-    return met
 
 
 def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> float:

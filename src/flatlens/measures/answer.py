@@ -94,8 +94,9 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     if ratio > 1:
         confident = "the network's wrong predictions are very confident"
         return f"The loss of the network is {loss:.3g}{right}, and {reached}: {confident}."
-    gap = rows.get("generalisation_gap")
-    held_out = "" if gap is None or gap.kind == "undefined" else f"; the gap to held-out data is {_interval(gap)}"
+    gap, held_out = rows.get("generalisation_gap"), ""
+    if gap is not None and gap.kind != "undefined":
+        held_out = f"; the gap to held-out data is {gap:.3g}" + (f" ± {gap.margin:.2g}" if gap.margin else "")
     if ratio > FITS:
         return f"The loss of the network is {loss:.3g}{right}, and {reached}{held_out}."
     return f"The network fits the data: its loss is {loss:.3g}{right}, and {reached}{held_out}."
@@ -126,10 +127,6 @@ def hardly_fits(loss: float, accuracy: float, about: Mapping[str, Any]) -> bool:
         return False
     chance = accuracy_by_chance(constant["share"], about["n"])
     return bool(loss > HARDLY * constant["loss"] and not accuracy > chance)
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate:.3g}" + (f" ± {estimate.margin:.2g}" if estimate.margin else "")
 
 
 def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str]:

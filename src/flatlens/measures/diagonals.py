@@ -23,7 +23,8 @@ from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import LayerGrams
 from flatlens.grams.data_pass import random_signs
-from flatlens.measures.definition import PERMUTATION, Parts, Run, on_lens, per_sample, require_count, require_one_of
+from flatlens.measures.definition import Parts, Run, per_sample, require_count, require_one_of
+from flatlens.measures.leading_eigenvalues import of_hessian
 from flatlens.measures.lens import Lens
 from flatlens.measures.traces import FEW_DIRECTIONS, of_probes, passed, plus
 from flatlens.progress import PRODUCTS
@@ -122,16 +123,12 @@ def _arrays(parts: list[Diagonal]) -> Mapping[str, Tensor]:
     return {**values, **{f"{name}.stderr": own.sqrt() for name, own in estimated.items()}}
 
 
-@on_lens(
+@of_hessian(
     id="H14",
-    family="hessian",
     symbol=r"\partial^2 L / \partial\theta_j^2",
     source="sharpening Eq. 3",
-    unit="loss / parameter^2",
     cost="one pass with per-sample gradients of shared weights; 16 Hessian products unless piecewise linear",
-    invariant_under={PERMUTATION},
     works_coupled=True,
-    on_request=True,
     networks=30,
 )
 def hessian_diagonal(

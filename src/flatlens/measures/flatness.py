@@ -67,11 +67,7 @@ def _in_units_of_features(g: LayerGrams, normalized: str | None, kernel: str | N
 
 
 def shape_of_kernel(spread: Tensor) -> Tensor:
-    """Return the diagonal of S, (g, m): the spread of the features, scaled so that tr S^2 = m.
-
-    >>> round(shape_of_kernel(torch.tensor([[3.0, 4.0]])).square().sum().item(), 5)
-    2.0
-    """
+    """Return the diagonal of S, (g, m): the spread of the features, scaled so that tr S^2 = m."""
     return spread * (spread.shape[1] / spread.square().sum(1, keepdim=True)).sqrt()
 
 

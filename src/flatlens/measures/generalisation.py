@@ -90,24 +90,17 @@ def loss(lens: Lens, *, excess: bool = False) -> Estimate:
     mean entropy of the labels: 0 unless they are smoothed or soft. The value is undefined for losses whose smallest
     value is not known.
     """
-    losses, note = lens.outcomes("data").losses, "; ".join(lens.problem.data.notes)
-    if not excess:
-        return Estimate(float(losses.mean()), samples=losses, note=note)
-    if (least := _least(lens)) is None:
-        return undefined(NO_LEAST)
-    return Estimate(float((losses - least).mean()), samples=losses - least, note=note)
-
-
-def _least(lens: Lens) -> Tensor | None:
-    """Return the smallest possible loss of each sample, (n,), scaled as `Outcomes.losses` are."""
-    problem = lens.problem
-    parts: list[Tensor] = []
-    with closing(forwards(problem, lens.model)) as found:
-        for f, y in found:
-            if (part := problem.loss.least(f, y)) is None:
-                return None
-            parts.append(part.detach().cpu())
-    return torch.cat(parts) * (problem.n / problem.mass)
+    losses, problem = lens.outcomes("data").losses, lens.problem
+    if excess:
+        # less the smallest possible loss of each sample, scaled as `Outcomes.losses` are
+        parts: list[Tensor] = []
+        with closing(forwards(problem, lens.model)) as found:
+            for f, y in found:
+                if (part := problem.loss.least(f, y)) is None:
+                    return undefined(NO_LEAST)
+                parts.append(part.detach().cpu())
+        losses = losses - torch.cat(parts) * (problem.n / problem.mass)
+    return Estimate(float(losses.mean()), samples=losses, note="; ".join(problem.data.notes))
 
 
 @of_data(symbol="A", source="sharpening B.3", unit="share")

@@ -162,16 +162,16 @@ def _weights(
                 order = features[at[features, 0].argsort()][entries.at[:, 0].argsort().argsort()]
                 if torch.equal(at[order], entries.at):
                     uses.append((number, order))
+        norm, bias = None, None
+        if rows:
+            # the norm whose features it reads, in their order, and what is added to the features that it makes
+            (number, order), *_ = rows
+            product, weights = products[number], finder.weights.of(products[number])
+            at = weights.at.T
+            near = (n for n in norms if product in n.nodes and any(torch.equal(read.at, at) for read, _ in n.readers))
+            norm, bias = next(near, None), next(iter(weights.rows(order)[1:]), None)
         if rows or columns:
-            norm = next((norm for norm in norms if rows and _reads(norm, finder, products[rows[0][0]])), None)
-            made = finder.weights.of(products[rows[0][0]]).rows(rows[0][1])[1:] if rows else ()
-            yield HeadWeight(head, part, entries, bool(rows), tuple(rows or columns), norm, next(iter(made), None))
-
-
-def _reads(norm: NormScale, finder: HeadFinder, product: Node) -> bool:
-    """Return whether a product reads a norm's features, in their order."""
-    at = finder.weights.of(product).at.T
-    return product in norm.nodes and any(torch.equal(columns.at, at) for columns, _ in norm.readers)
+            yield HeadWeight(head, part, entries, bool(rows), tuple(rows or columns), norm, bias)
 
 
 def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Tensor]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flatlens.curvature import Eigenpairs, Eigenspace, GaussNewton, Hessian, Operator, eigenpairs, lanczos
+from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
 from flatlens.curvature.functional_hessian import ShiftDirections
 from flatlens.curvature.krylov import Remembered, relative_residual
 from flatlens.curvature.leading import eigenspace as found_space
@@ -28,7 +28,6 @@ from flatlens.measures.definition import (
     THOROUGH_RTOL,
     Parts,
     Run,
-    on_lens,
     require_count,
     require_tolerance,
 )
@@ -37,6 +36,7 @@ from flatlens.measures.leading_eigenvalues import (
     closed_form,
     in_batches,
     largest_residual,
+    of_hessian,
     of_jacobian,
     of_norm,
     proven_by,
@@ -48,7 +48,6 @@ from flatlens.measures.leading_eigenvalues import (
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import NO_MEASURED_LAYER, left_out, lost_at, needs_every_output, which_layer
 from flatlens.perturbation.features import SEVERAL
-from flatlens.problem import Problem
 from flatlens.problem.forward import forwards
 from flatlens.progress import ROWS
 
@@ -57,9 +56,6 @@ SHARPNESS_RTOL = 1e-2  #: relative residual at which the search for the sharpnes
 _NEGATIVE = 1e-9
 """Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
 
-of_hessian = partial(
-    on_lens, family="hessian", unit="loss / parameter^2", invariant_under={PERMUTATION}, on_request=True
-)
 of_spectrum = partial(of_hessian, works_coupled=True)
 of_rows = partial(of_hessian, family="flatness", unit="loss", invariant_under={LAYERWISE, PERMUTATION})
 
@@ -162,7 +158,9 @@ def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | 
     found: list[Eigenpairs] = []
     for kind in (Hessian, GaussNewton):
         operator = kind(problem, None, model=lens.model)
-        pairs = lens.attempted(partial(_leading, operator, k, rtol, run), "ggn_norm")
+        more = min(k + 1, operator.size)  # one more than asked for, so that the gap is known
+        search = partial(eigenpairs, operator, top_k=more, rtol=rtol, generator=run.generator, progress=run.progress)
+        pairs = lens.attempted(search, "ggn_norm")
         lens.count(operator.products)
         if isinstance(pairs, str):
             return {(part, None): undefined(pairs) for part in ("alignment", "difference")}
@@ -174,12 +172,10 @@ def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | 
     error = float((H.residuals + G.residuals)[:k].max())
     kind_of: Literal["exact", "estimate"] = "exact" if exact else "estimate"
     if top <= 0:
-        return {
-            (part, None): undefined("no eigenvalue of the Hessian is positive") for part in ("alignment", "difference")
-        }
-    difference = Estimate(
-        float(apart.max()) / top, 0.0 if exact else error / top / 1.96, kind_of, unit="share", products=products
-    )
+        flat = undefined("no eigenvalue of the Hessian is positive")
+        return {(part, None): flat for part in ("alignment", "difference")}
+    stderr = 0.0 if exact else error / top / 1.96
+    difference = Estimate(float(apart.max()) / top, stderr, kind_of, unit="share", products=products)
     # the spaces, each within the sine of its angle to the true one
     sines = 0.0
     for pairs, name in ((H, "Hessian"), (G, "Gauss-Newton matrix")):
@@ -199,12 +195,6 @@ def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | 
     value = float(overlaps.square().sum()) / k
     aligned = Estimate(value, stderr, kind_of, unit="share", products=products, arrays=arrays)
     return {("alignment", None): aligned, ("difference", None): difference}
-
-
-def _leading(operator: Operator, k: int, rtol: float, run: Run) -> Eigenpairs:
-    # one more than asked for, so that the gap is known
-    more = min(k + 1, operator.size)
-    return eigenpairs(operator, top_k=more, rtol=rtol, generator=run.generator, progress=run.progress)
 
 
 def _ends(
@@ -249,8 +239,13 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate | P
             operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
             search = partial(top_of, lens, run, f"layer_sharpness {name}", operator, rtol)
             found = _attempted(lens, "layer_sharpness", search)
-        values[name] = found
-        kappas[name] = _scaled(found, float(weight.matrix.W.square().sum()))
+        values[name] = kappas[name] = found
+        if found.kind != "undefined":
+            factor, exact = float(weight.matrix.W.square().sum()), found.kind == "exact"
+            note = "" if exact else proven_by(factor * float(found.arrays["residuals"][0]), math.inf)
+            kappas[name] = Estimate(
+                found.value * factor, kind=found.kind, note=note, unit="loss", products=found.products
+            )
     share = largest_residual(found for found in values.values() if found.kind != "undefined")
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name in weights:
@@ -260,13 +255,6 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate | P
     ):  # fmt: skip
         parts[part, None] = with_note(_combined(rows, combine, share), left_out(lens, weights))
     return parts
-
-
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    if estimate.kind == "undefined":
-        return estimate
-    note = "" if estimate.kind == "exact" else proven_by(factor * float(estimate.arrays["residuals"][0]), math.inf)
-    return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
 
 
 def _combined(layers: Mapping[str, Estimate], combine: Callable[[Iterable[float]], float], share: float) -> Estimate:
@@ -420,11 +408,30 @@ def layer_factors(
     problem = in_batches(lens, batch_statistics)
     if lens.probes is not None and not problem.coupled:
         return undefined(needs_every_output(lens))
-    # the factors: curvature of the loss, features, Jacobian from the layer's output up
+    # the smallest and largest eigenvalues of C in each chunk, and the Jacobians from the layers' outputs up: of single
+    # samples from one pass, or where BatchNorm couples the samples of a batch by Lanczos
+    curvature: list[tuple[Tensor, Tensor]] = []
+    explained = {name: weight for name, weight in weights.items() if weight.explained}
     if problem.coupled:
-        curvature, jacobians = _of_batches(lens, problem, run, weights, rtol)
+        for f, y in forwards(problem, lens.model):
+            C = problem.loss.output_hessian(f.to(torch.float64), y) * (problem.n / problem.mass)
+            curvature.append(torch.linalg.eigvalsh(C).aminmax())
+        once = {name: weight.calls[0] for name, weight in explained.items() if len(weight.calls) == 1}
+        norms = batch_jacobians(
+            problem, lens.model, list(once.values()), softmax=False, rtol=rtol, generator=run.generator,
+            progress=run.progress,
+        )  # fmt: skip
+        jacobians = {name: of_jacobian(norms[call]) for name, call in once.items()}
     else:
-        curvature, jacobians = _of_samples(lens, problem, run, weights)
+        above = dict.fromkeys(explained, 0.0)
+        with closing(one_pass(problem, lens.model, lens.plan, None, run.progress, {"C", "K"})) as chunks:
+            for chunk in chunks:
+                curvature.append(torch.linalg.eigvalsh(chunk.outputs.C).aminmax())
+                for name in above:
+                    JJ = gram(chunk.layers[name].at_output)
+                    above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
+        jacobians = {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}
+    # the factors: features, that Jacobian, and ||C^(1/2)||, C divided by n, as the risk is the mean of the losses
     calls = {name: weight.calls or outside_keys(weight) for name, weight in weights.items()}
     features = feature_norms(problem, lens.model, lens.plan, calls)
     elsewhere = "the weight is also used outside the products in the layer's calls"
@@ -434,87 +441,36 @@ def layer_factors(
         parts["features", name] = of_norm(features[name], unit="feature") if name in features else unread
         unmoved = undefined(SEVERAL if weight.explained and problem.coupled else elsewhere)
         parts["jacobian", name] = replace(jacobians.get(name, unmoved), unit="output / feature")
-    parts["loss_curvature", None] = _root(curvature, lens.problem.n)
-    # the blocks themselves
+    least, largest = min([0.0, *(float(low) for low, _ in curvature)]), max([0.0, *(float(up) for _, up in curvature)])
+    parts["loss_curvature", None] = Estimate((largest / lens.problem.n) ** 0.5, unit="sqrt loss / output")
+    if least < -_NEGATIVE * max(largest, -least):
+        parts["loss_curvature", None] = undefined("the loss is not convex in the outputs: C has no root")
     if not blocks:
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}
-    rows = _blocks(lens, problem, run, weights, rtol)
-    if not any(row.value for row in rows.values()) and lens.underflow:
-        return parts | {("", at): undefined(lens.underflow) for at in (None, *rows)}
-    parts["", None] = with_note(_combined(rows, sum, largest_residual(rows.values())), left_out(lens, weights))
-    return parts | {("", name): row for name, row in rows.items()}
-
-
-_Ends: TypeAlias = list[tuple[Tensor, Tensor]]
-"""The smallest and the largest eigenvalue of C over the samples of each chunk; the risk is the mean of the losses."""
-
-
-def _root(ends: _Ends, n: int) -> Estimate:
-    """Return ||C^(1/2)||, C divided by n."""
-    least, largest = min([0.0, *(float(low) for low, _ in ends)]), max([0.0, *(float(high) for _, high in ends)])
-    if least < -_NEGATIVE * max(largest, -least):
-        return undefined("the loss is not convex in the outputs: C has no root")
-    return Estimate((largest / n) ** 0.5, unit="sqrt loss / output")
-
-
-def _of_samples(
-    lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight]
-) -> tuple[_Ends, dict[str, Estimate]]:
-    """Return the loss's curvature, and by layer the Jacobian from its output up: of single samples, from one pass."""
-    curvature: _Ends = []
-    above = dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
-    with closing(one_pass(problem, lens.model, lens.plan, None, run.progress, {"C", "K"})) as chunks:
-        for chunk in chunks:
-            curvature.append(torch.linalg.eigvalsh(chunk.outputs.C).aminmax())
-            for name in above:
-                JJ = gram(chunk.layers[name].at_output)
-                above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
-    return curvature, {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}
-
-
-def _of_batches(
-    lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float
-) -> tuple[_Ends, dict[str, Estimate]]:
-    """Return the same where BatchNorm couples the samples of a batch: by Lanczos alone."""
-    curvature: _Ends = []
-    for f, y in forwards(problem, lens.model):
-        C = problem.loss.output_hessian(f.to(torch.float64), y) * (problem.n / problem.mass)
-        curvature.append(torch.linalg.eigvalsh(C).aminmax())
-    calls = {name: weight.calls[0] for name, weight in weights.items() if weight.explained and len(weight.calls) == 1}
-    norms = batch_jacobians(
-        problem, lens.model, list(calls.values()), softmax=False, rtol=rtol, generator=run.generator,
-        progress=run.progress,
-    )  # fmt: skip
-    return curvature, {name: of_jacobian(norms[call]) for name, call in calls.items()}
-
-
-def _blocks(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> dict[str, Estimate]:
-    """Return lmax of the Gauss-Newton block of each layer's weight: in closed form of dense layers, else by Lanczos."""
+    # the blocks' largest eigenvalues: in closed form of dense layers, else by Lanczos
     dense = {} if problem.coupled else closed_form(lens, run, weights)
     rows = {name: as_estimate(block.largest(rtol, run.progress), 0) for name, block in dense.items()}
     for name, weight in weights.items():
         if name not in dense:
             assert weight.parameter is not None
             key = f"layer_factors {name}" + (" in ghost batches" if problem.coupled else "")
-            operator = GaussNewton(problem, [weight.parameter], model=lens.model)
-            rows[name] = top_of(lens, run, key, operator, rtol)
-    return rows
+            rows[name] = top_of(lens, run, key, GaussNewton(problem, [weight.parameter], model=lens.model), rtol)
+    if not any(row.value for row in rows.values()) and lens.underflow:
+        return parts | {("", at): undefined(lens.underflow) for at in (None, *rows)}
+    parts["", None] = with_note(_combined(rows, sum, largest_residual(rows.values())), left_out(lens, weights))
+    return parts | {("", name): row for name, row in rows.items()}
 
 
 _SPACE, _WEIGHTS = ("eigenspace", None), ("eigenspace.weights", None)
 _FIRST = "there is no earlier look: Lens(after=...), or the next step of a tracker"
 
 
-@on_lens(
+@of_spectrum(
     id="H15",
-    family="hessian",
     symbol=r"\|P_k g\|^2 / \|g\|^2",
     source="flatlens",
     unit="share",
     cost="Lanczos with a proof: some 10 Hessian products for each search",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    on_request=True,
     networks=lambda one: 34 + 4 * int(one.option("top_k")),
 )
 def eigenspace(lens: Lens, run: Run, *, top_k: int = 10, rtol: float = 1e-3) -> Parts:
@@ -534,8 +490,11 @@ def eigenspace(lens: Lens, run: Run, *, top_k: int = 10, rtol: float = 1e-3) -> 
     why = "" if space.converged else "the search ended before no other eigenvalue was proved to be left"
     # what an earlier look left, if it measured the same parameters
     old, weights = lens.remembered.get(_SPACE), lens.remembered.get(_WEIGHTS)
-    here = operator.space.point()
-    parts: dict[tuple[str, str | None], Estimate] = {("", None): _with(space.share(lens.gradient), space, why)}
+    here, share = operator.space.point(), with_note(space.share(lens.gradient), why)
+    gaps = space.gaps[space.gaps.isfinite()]  # none below the last of all eigenvalues
+    arrays: dict[str, Tensor] = {"values": space.values, "residuals": space.residuals, "gaps": gaps}
+    whole = Estimate(share.value, share.stderr, share.kind, share.note, products=space.products, arrays=arrays)
+    parts: dict[tuple[str, str | None], Estimate] = {("", None): whole}
     if old is None or weights is None or weights.vectors.shape[1] != operator.size:
         parts |= {(part, None): undefined(_FIRST) for part in ("update", "overlap")}
     else:
@@ -545,10 +504,3 @@ def eigenspace(lens: Lens, run: Run, *, top_k: int = 10, rtol: float = 1e-3) -> 
     lens.remember(_SPACE, Remembered(space.values, space.vectors))
     lens.remember(_WEIGHTS, Remembered(torch.tensor([space.sine], dtype=torch.float64), here[None].clone()))
     return parts
-
-
-def _with(estimate: Estimate, space: Eigenspace, note: str) -> Estimate:
-    gaps = space.gaps[space.gaps.isfinite()]  # none below the last of all eigenvalues
-    arrays: dict[str, Tensor] = {"values": space.values, "residuals": space.residuals, "gaps": gaps}
-    found = with_note(estimate, note)
-    return Estimate(found.value, found.stderr, found.kind, note=found.note, products=space.products, arrays=arrays)

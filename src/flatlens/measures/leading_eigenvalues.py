@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context
+from functools import partial
 from typing import Any, Self
 
 import pandas as pd
@@ -22,7 +23,7 @@ from flatlens.curvature.spectrum import WARMING, DenseBlock, block_fits, dense_b
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Key, with_note
 from flatlens.grams import Weight
-from flatlens.measures.definition import Run, require_count, require_tolerance
+from flatlens.measures.definition import PERMUTATION, Run, on_lens, require_count, require_tolerance
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import STOPPED
 from flatlens.operations.operator_norm import SearchedNorm
@@ -32,6 +33,10 @@ from flatlens.problem import Problem
 from flatlens.problem.ranks import in_one_piece
 from flatlens.progress import count_of
 from flatlens.result import Result
+
+of_hessian = partial(
+    on_lens, family="hessian", unit="loss / parameter^2", invariant_under={PERMUTATION}, on_request=True
+)
 
 _MOST = 300  #: products of a search
 ENOUGH = 16  #: products with which most searches converge
@@ -125,11 +130,7 @@ def within_share(share: float) -> str:
 
 
 def rounded_up(value: float) -> str:
-    """Return a number with one digit, not below the number itself.
-
-    >>> rounded_up(0.00141), rounded_up(2e-05), rounded_up(0.0)
-    ('0.002', '2e-05', '0')
-    """
+    """Return a number with one digit, not below the number itself: '0.002' for 0.00141."""
     return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal(repr(value))):.1g}"
 
 
@@ -179,7 +180,14 @@ def sharded_top(
     Where products are taken by differences, the error is theirs along the first eigenvector; the note has the residual,
     which counts it, too.
     """
-    H = _sharded(lens, P)
+    H = ShardedHessian(Landscape(lens.problem, model=lens.model))
+    if P is not None:  # over the measured parameters that the optimiser moves
+        divisor = {name: in_one_piece(part) for name, part in P.divisor.items()}
+        root = H.flat({name: part.rsqrt() for name, part in divisor.items()})
+        if not root.any():
+            raise BadInput("the optimiser moves none of the measured parameters")
+        shift = H.flat({name: P.decay[name] / part for name, part in divisor.items()})
+        H = ShardedHessian(H.landscape, root, shift, by=H.by)
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
     start = fresh
@@ -198,24 +206,6 @@ def sharded_top(
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
     stderr = abs(float(vector @ error)) / 1.96
     return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)
-
-
-def _sharded(lens: Lens, P: Preconditioner | None) -> ShardedHessian:
-    """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
-
-    Raises:
-        BadInput: it moves none of them.
-        NotDifferentiable: H has no products.
-    """
-    H = ShardedHessian(Landscape(lens.problem, model=lens.model))
-    if P is None:
-        return H
-    divisor = {name: in_one_piece(part) for name, part in P.divisor.items()}
-    root = H.flat({name: part.rsqrt() for name, part in divisor.items()})
-    if not root.any():
-        raise BadInput("the optimiser moves none of the measured parameters")
-    shift = H.flat({name: P.decay[name] / part for name, part in divisor.items()})
-    return ShardedHessian(H.landscape, root, shift, by=H.by)
 
 
 class Searches(Result):

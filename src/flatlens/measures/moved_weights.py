@@ -156,21 +156,17 @@ def worst_sharpness(
         return undefined(NO_LOSS)
     mass, rises = lens.problem.mass, torch.stack(reached).sum(0)
     note = f"m = {size}, {count_of(len(reached), 'group')} of samples"
-    if rounds(lens.problem, lens.model) and len(reached) == 1:  # the search has chosen the largest rounding, too
-        again = _rises(lens, there - elsewhere.here)
+    if rounds(lens.problem, lens.model) and len(reached) == 1:
+        # the search has chosen the largest rounding, too: the rise is taken again, at nudges of weights and inputs
+        again = torch.zeros(NUDGES, dtype=torch.float64)
+        for seed in range(NUDGES):
+            with nudges(lens.problem, lens.model, seed) as problem:
+                near = Elsewhere(problem, model=lens.model)
+                end = near.outcomes(near.here + (there - elsewhere.here)).risk
+                again[seed] = end - near.outcomes(near.here).risk
         return of_searches(float(again.mean()), rises / mass, 1.96 * float(again.std()), "rho", note)
     rounding = elsewhere.rounding() + elsewhere.rounding(there)  # of both ends of a rise
     return of_searches(total / mass, rises / mass, rounding, "rho", note)
-
-
-def _rises(lens: Lens, move: Tensor) -> Tensor:
-    """Return the rise of the risk by a move at each nudge of weights and inputs, (NUDGES,) float64."""
-    found = []
-    for seed in range(NUDGES):
-        with nudges(lens.problem, lens.model, seed) as problem:
-            there = Elsewhere(problem, model=lens.model)
-            found.append(there.outcomes(there.here + move).risk - there.outcomes(there.here).risk)
-    return torch.tensor(found, dtype=torch.float64)
 
 
 def of_searches(value: float, reached: Tensor, rounding: float, distance: str, note: str = "") -> Estimate:

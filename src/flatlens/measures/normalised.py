@@ -172,11 +172,14 @@ def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balan
 
     In Tsuzuku et al. (2019) and compression Eq. 36, h is the Hessian's diagonal, w = W^2 / (4 lambda^2), u = sigma^2
     and v = sigma'^2. An entry below 1e-300 times the largest of its matrix counts as 0.
-
-    >>> round(balance(torch.tensor([[4.0]]), torch.tensor([[9.0]])).value, 12)  # 2 sqrt(h w)
-    12.0
     """
-    h, w = _checked(h, w)
+    if h.ndim != 2 or h.shape != w.shape:
+        raise BadInput(f"balance(h, w): expected two matrices of one shape, got {(*h.shape,)} and {(*w.shape,)}")
+    for name, x in (("h", h), ("w", w)):
+        low, high = map(float, x.aminmax()) if x.numel() else (0.0, 0.0)
+        if not (low >= 0 and high < math.inf):
+            raise BadInput(f"balance({name}=): entries must be finite and not negative; found {low:g} to {high:g}")
+    h, w = h.detach().to(torch.float64), w.detach().to(torch.float64)
     if h.shape[0] > h.shape[1]:  # solve for the smaller side
         turned = balance(h.T, w.T, rtol, most)
         return Balance(turned.value, turned.gap, turned.v, turned.u, turned.sweeps)
@@ -243,23 +246,20 @@ def _in_turn(h: Tensor, w: Tensor, rtol: float, most: int) -> tuple[Tensor, Tens
     return u, v, max(most, 0)
 
 
-def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    if h.ndim != 2 or h.shape != w.shape:
-        raise BadInput(f"balance(h, w): expected two matrices of one shape, got {(*h.shape,)} and {(*w.shape,)}")
-    for name, x in (("h", h), ("w", w)):
-        low, high = map(float, x.aminmax()) if x.numel() else (0.0, 0.0)
-        if not (low >= 0 and high < math.inf):
-            raise BadInput(f"balance({name}=): entries must be finite and not negative; found {low:g} to {high:g}")
-    return h.detach().to(torch.float64), w.detach().to(torch.float64)
-
-
 def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return h and w without the entries between blocks, and one row of each block that has entries."""
     if not h.numel():
         return h, w, torch.zeros(0, dtype=torch.long, device=h.device)
     live = [(a > 0) & (b > 0) for a, b in zip(_sums(h), _sums(w), strict=True)]
     start = live[0].nonzero()[: int(live[1].any()), 0]
-    if all(bool(each.all()) for each in (*live, *_joined(h, w, start))):  # the usual case: one block
+    # the usual case is one block: all rows and columns are reachable from the first row, and lead to it
+    for out, home in ((h, w), (w, h)):
+        rows, more = h.new_zeros(0), torch.zeros_like(h[:, 0]).index_fill(0, start, 1.0)
+        while not torch.equal(more, rows):
+            rows, columns = more, (more @ out > 0).to(h.dtype)
+            more = ((home @ columns > 0) | (rows > 0)).to(h.dtype)
+        live += [rows > 0, columns > 0]
+    if all(bool(each.all()) for each in live):
         return h, w, start
     there, back = h > 0, w > 0
     edges = [sparse.csr_array(x.cpu().numpy()) for x in (there, back.T)]
@@ -271,22 +271,6 @@ def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     filled = (h + w).sum(1).nonzero()[:, 0].flip(0)
     first = dict(zip(rows[filled].tolist(), filled.tolist(), strict=True))  # the last one set stays
     return h, w, torch.tensor(list(first.values()), dtype=torch.long, device=h.device)
-
-
-def _joined(h: Tensor, w: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns on a cycle through the rows `first`: reachable from them and leading to them."""
-    both = []
-    for out, home in ((h, w), (w, h)):
-        rows = torch.zeros_like(h[:, 0]).index_fill(0, first, 1.0)
-        while True:
-            columns = (rows @ out > 0).to(h.dtype)
-            more = ((home @ columns > 0) | (rows > 0)).to(h.dtype)
-            if torch.equal(more, rows):
-                both.append((rows > 0, columns > 0))
-                break
-            rows = more
-    (a, b), (c, d) = both
-    return a & c, b & d
 
 
 def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -369,8 +353,15 @@ def gap_of_step(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor
     """
     gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
     for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # about a dozen temporaries stay in the cache
-        more, y = _divergence(p[piece], q[piece], alpha[piece], beta)
-        gap += more
+        # y, clipped where p or q is 0, and sum KL(P | p) + KL(Q | q), with P - Q = y and P Q = p q
+        a, b = _above_tiny(p[piece]), _above_tiny(q[piece])
+        y = (a + b).mul_(alpha[piece, None] + beta).add_(a).sub_(b)
+        if min(a.min(), b.min()) == 0:
+            y = y.where(a > 0, y.clamp(max=0)).where(b > 0, y.clamp(min=0)).where((a > 0) | (b > 0), 0.0)
+        mean, up = a.sqrt().mul_(b.sqrt()), y > 0
+        large = y.hypot(2 * mean).add_(y.abs()).div_(2)
+        small = (mean / large).mul_(mean).where(large > 0, 0.0)
+        gap += _kl(large.where(up, small), a) + _kl(small.where(up, large), b)
         rows.append(y.sum(1).abs() + 4 * EPS * y.abs().sum(1))
         columns += y.sum(0)
         sizes += y.abs().sum(0)
@@ -387,19 +378,6 @@ def gap_of_step(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor
 def _above_tiny(x: Tensor) -> Tensor:
     """Return x with 0 for entries so small that ratios with them overflow; the certificate stays valid."""
     return threshold(x, 1e-290, 0.0)
-
-
-def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
-    """Return sum KL(P | p) + KL(Q | q) over the given rows, and y: see `gap_of_step`."""
-    p, q = _above_tiny(p), _above_tiny(q)
-    y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
-    if min(p.min(), q.min()) == 0:
-        y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
-    mean = p.sqrt().mul_(q.sqrt())
-    large = y.hypot(2 * mean).add_(y.abs()).div_(2)
-    small = (mean / large).mul_(mean).where(large > 0, 0.0)
-    up = y > 0
-    return _kl(large.where(up, small), p) + _kl(small.where(up, large), q), y
 
 
 def _kl(P: Tensor, p: Tensor) -> float:

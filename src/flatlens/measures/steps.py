@@ -26,16 +26,8 @@ from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.space import inner
 from flatlens.errors import BadInput, Overflows
 from flatlens.estimate import Estimate, Kind, joined_notes, undefined, with_note
-from flatlens.measures.definition import (
-    PERMUTATION,
-    Parts,
-    Run,
-    on_lens,
-    require_count,
-    require_one_of,
-    require_tolerance,
-)
-from flatlens.measures.leading_eigenvalues import sharded_top, top_of
+from flatlens.measures.definition import Parts, Run, require_count, require_one_of, require_tolerance
+from flatlens.measures.leading_eigenvalues import of_hessian, sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, product_at, product_with, rounds
@@ -57,15 +49,7 @@ RISK_ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps an
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
-of_steps = partial(
-    on_lens,
-    family="hessian",
-    unit="1 / learning rate",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    works_sharded=True,
-    on_request=True,
-)
+of_steps = partial(of_hessian, unit="1 / learning rate", works_coupled=True, works_sharded=True)
 
 
 @of_steps(
@@ -343,16 +327,7 @@ def _despite_rounding(lens: Lens, along: str) -> Estimate:
     return Estimate(*found.with_error(eps), "estimate", note=note, products=NUDGES)
 
 
-of_batches = partial(
-    on_lens,
-    family="hessian",
-    unit="loss / parameter^2",
-    invariant_under={PERMUTATION},
-    on_request=True,
-)
-
-
-@of_batches(
+@of_hessian(
     id="H11",
     symbol=r"\mathrm{tr}\,\Sigma / \|g\|^2",
     source="noise2018 section 2.2",
@@ -415,7 +390,7 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
     return {"": Estimate(covariance / square, covariance / square * stderr(ratios), kind), **parts}
 
 
-@of_batches(
+@of_hessian(
     id="H12",
     symbol=r"E_B \lambda_{max}(H_B)",
     source="sharpening section 3",
@@ -455,7 +430,7 @@ MOST_OFF = 0.1  #: error of a difference, relative to the value, above which by=
 NO_GRADIENT = "the gradient of a batch is zero: it has no direction"
 
 
-@of_batches(
+@of_hessian(
     id="H13",
     symbol=r"E_B \, g_B^T H_B g_B / \|g_B\|^2",
     source="batches2024",

@@ -22,9 +22,6 @@ from flatlens.curvature.functional_hessian import (
     UnitDirections,
     curved_parameters,
     diagonal,
-    exact_functional_hessian_trace,
-    exact_products,
-    functional_hessian_trace,
 )
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadOption
@@ -40,10 +37,10 @@ from flatlens.measures.definition import (
     Run,
     by_probes,
     mean,
-    on_lens,
     per_sample,
     require_positive,
 )
+from flatlens.measures.leading_eigenvalues import of_hessian
 from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.notes import NO_PARAMETER
@@ -130,9 +127,12 @@ def sampled(
         return None
     if effort.probes is not None or effort.rtol is None:
         probes = effort.probes or effort.few
-        rows = draw(probes)
-        more = _SURE - probes
-        return (torch.cat([rows, draw(more)]) if more > 0 and _some_agree(rows) else rows), None
+        rows, more = draw(probes), _SURE - probes
+        # where the rows' sums, or a column, are nearly one number that is not 0, signs may agree by chance
+        values = torch.cat([rows, rows.sum(1, keepdim=True)], 1)
+        largest = values.abs().amax(0)
+        agree = (values.amax(0) - values.amin(0) <= _ALIKE * largest) & (largest > 0)
+        return (torch.cat([rows, draw(more)]) if more > 0 and bool(agree.any()) else rows), None
     start = time.perf_counter()
     rows = draw(_FIRST)
     each = (time.perf_counter() - start) / _FIRST
@@ -149,13 +149,6 @@ def sampled(
     if needed >= everything:
         return None
     return torch.cat([rows, draw(needed - _FIRST)]), _FIRST
-
-
-def _some_agree(rows: Tensor) -> bool:
-    """Return whether the rows' sums, or a column, are nearly one number that is not 0: signs can agree by chance."""
-    values = torch.cat([rows, rows.sum(1, keepdim=True)], 1)
-    size = values.abs().amax(0)
-    return bool(((values.amax(0) - values.amin(0) <= _ALIKE * size) & (size > 0)).any())
 
 
 def of_probes(values: Tensor, pilot: int | None) -> Estimate:
@@ -196,28 +189,24 @@ class FunctionalHessianPart:
 
 def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> FunctionalHessianPart:
     """Return the part of every curved parameter; `size` is the Gauss-Newton part that it is added to."""
-    problem, model, plan = lens.problem, lens.model, lens.plan
-    curved = curved_parameters(problem, plan)
+    curved = curved_parameters(lens.problem, lens.plan)
     if not curved.names:
         return FunctionalHessianPart((), torch.zeros(0), None, 0)
 
     def draw(probes: int) -> Tensor:
-        values = functional_hessian_trace(
-            problem, model, plan, curved,
-            probes=probes, weighted=weighted, generator=run.generator, progress=run.progress,
-        )  # fmt: skip
+        values = curved.traces(
+            lens.model, probes=probes, weighted=weighted, generator=run.generator, progress=run.progress
+        )
         return torch.stack([values[name] for name in curved.names], 1)
 
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    drawn = sampled(draw, effort, size, exact_products(plan, curved, sizes), run)
+    sizes = {name: p.numel() for name, p in lens.model.named_parameters()}
+    drawn = sampled(draw, effort, size, curved.exact_products(sizes), run)
     if drawn is not None:
         few = effort.rtol is None and effort.probes is None
         told = f"{count_of(len(drawn[0]), 'probe')}; the option rtol=0.01 takes more" if few else ""
         found = FunctionalHessianPart(curved.names, *drawn, len(drawn[0]), drawn=told)
     else:
-        values, products = exact_functional_hessian_trace(
-            problem, model, plan, curved, weighted=weighted, progress=run.progress
-        )
+        values, products = curved.exact_traces(lens.model, weighted=weighted, progress=run.progress)
         exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
         found = FunctionalHessianPart(curved.names, exact, None, products)
     lens.count(found.products)
@@ -277,12 +266,7 @@ def plus(a: Estimate, b: Estimate) -> Estimate:
 
 
 of_trace = partial(
-    on_lens,
-    family="hessian",
-    unit="loss / parameter^2",
-    cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
-    invariant_under={PERMUTATION},
-    on_request=True,
+    of_hessian, cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each"
 )
 
 
@@ -309,13 +293,9 @@ def hessian_trace(
     and there are neither parts nor layers.
     """
     effort = _effort(lens, run, rtol, probes, exact)
-    if lens.problem.coupled:
-        return _hutchinson(lens, run, effort)
-    return traced(lens, run, ggn_trace, effort, weighted=False)
-
-
-def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
-    """Return the trace where samples are coupled and there is no pass: from random probes, or from unit vectors."""
+    if not lens.problem.coupled:
+        return traced(lens, run, ggn_trace, effort, weighted=False)
+    # where samples are coupled there is no pass: from random probes (Hutchinson), or from unit vectors
     operator = Hessian(lens.problem, model=lens.model)
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
 

@@ -88,10 +88,6 @@ def critical_step(
     on its side leads there, too. If none did, 1 / step is the middle, and the error reaches the ends, of the interval
     between the last two steps with changes of either sign. A rise between two steps that were tried, followed by a
     fall, goes unseen.
-
-    >>> found = critical_step(lambda step: -2 * step + 3 * step**2, 0.01, slope=-2.0)
-    >>> round(found.step, 9), len(found.steps)
-    (0.666666667, 2)
     """
     seen: dict[float, float] = {} if slope is None else {0.0: slope}  # mean slopes by step
     tried: dict[float, float] = {}
