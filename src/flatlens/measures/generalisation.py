@@ -19,7 +19,6 @@ from flatlens.statistics.inference import clopper_pearson
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are not class labels"
 ONE_SAMPLE = "on one held-out sample: an error needs two"
-NO_LEAST = "the smallest value of this loss is not known"
 CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
@@ -97,7 +96,7 @@ def loss(lens: Lens, *, excess: bool = False) -> Estimate:
         with closing(forwards(problem, lens.model)) as found:
             for f, y in found:
                 if (part := problem.loss.least(f, y)) is None:
-                    return undefined(NO_LEAST)
+                    return undefined("the smallest value of this loss is not known")
                 parts.append(part.detach().cpu())
         losses = losses - torch.cat(parts) * (problem.n / problem.mass)
     return Estimate(float(losses.mean()), samples=losses, note="; ".join(problem.data.notes))

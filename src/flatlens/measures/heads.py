@@ -224,7 +224,6 @@ def _samples(plain: Tensor, numbered: Tensor, n: int) -> Tensor:
 
 
 NO_HEADS = "no attention heads could be identified in this network"
-EVERY_OUTPUT = "it needs the derivative of every output: Lens(outputs='exact')"
 NO_BIAS = "projections without a bias read a norm's shift: no change of their weights keeps the shift's contribution"
 FROZEN_BIAS = "projections with a frozen bias read a norm's shift, and only the bias can keep its contribution"
 FROZEN = f"all of its weights are frozen: {ALL}"
@@ -322,7 +321,7 @@ class _Heads:
 def _measured_heads(lens: Lens, run: Run) -> _Heads:
     """Weights of the network's heads; raises NotUnderstood where there are none to measure."""
     if lens.probes is not None:
-        raise NotUnderstood(EVERY_OUTPUT)
+        raise NotUnderstood("it needs the derivative of every output: Lens(outputs='exact')")
     every, why = heads_of(lens)
     if not every:
         reasons = "; ".join(dict.fromkeys(why.values()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.curvature import Hessian, eigenpairs
@@ -29,11 +30,13 @@ from flatlens.estimate import Estimate, Kind, joined_notes, undefined, with_note
 from flatlens.measures.definition import Parts, Run, require_count, require_one_of, require_tolerance
 from flatlens.measures.leading_eigenvalues import of_hessian, sharded_top, top_of
 from flatlens.measures.lens import Lens
+from flatlens.operations.graph import LEAF
+from flatlens.operations.table import operation_of
 from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, product_at, product_with, rounds
-from flatlens.perturbation.own_gradient import AlongGradient, OwnGradient, has_kinks
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, spread_of, update_after_ascent
+from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.progress import count_of
 
@@ -424,6 +427,70 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     stderr += sum(residuals) / batches / 1.96
     note = f"over {batches} batch{'es' * (batches != 1)}: {float(found.min()):.3g} to {float(found.max()):.3g}"
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)
+
+
+_KINKS = "whether an operation has kinks"
+
+
+@dataclass(frozen=True)
+class AlongGradient:
+    """A curvature along the gradient: the cubic's, and its distance from the difference of the two slopes."""
+
+    value: float
+    error: float
+
+
+def has_kinks(problem: Problem, model: nn.Module) -> bool | None:
+    """Return whether the gradient of the risk jumps somewhere, by its operations; None if one of them is unknown."""
+    facts = problem.facts
+    if _KINKS not in facts:
+        kinds, foreign = Landscape(problem, model=model, few=problem.probes[:1]).operations()
+        known = [operation_of(kind) for kind in kinds if kind != LEAF]
+        certain = not foreign and all(op is not None for op in known)
+        facts[_KINKS] = any(op is not None and op.kinks for op in known) or (False if certain else None)
+    found: bool | None = facts[_KINKS]
+    return found
+
+
+@final
+class OwnGradient:
+    """The curvature of the mean loss of a batch along its own gradient, from its values and gradients at two points.
+
+    With phi(t) the loss at a distance t down the gradient, its values and slopes at 0 and h determine a cubic:
+
+        phi''(0) = 6 (phi(h) - phi(0)) / h^2 - (4 phi'(0) + 2 phi'(h)) / h + O(h^2)
+        phi''(0) = (phi'(h) - phi'(0)) / h                                 + O(h)
+
+    The cubic has the smaller truncation error. Both hold the rounding of the slopes, so that their distance exceeds the
+    cubic's error from both causes.
+    """
+
+    def __init__(self, problem: Problem, model: nn.Module) -> None:
+        self._problem, self._model = problem, model
+        self._longest = float(Landscape(problem, model=model).space.point().norm(dtype=torch.float64))
+        self._share = 2 * torch.finfo(problem.dtype).eps ** (1 / 3)
+        self.typical = 0.0  #: the size of the curvature in earlier batches; 0 if not known
+
+    def __call__(self, samples: Tensor) -> AlongGradient | None:
+        """Return the curvature of a batch; None where its gradient is zero, or its loss is."""
+        landscape = Landscape(self._problem.part(samples), model=self._model)
+        here, gradient = landscape.risk_and_gradient()
+        size, mass = math.sqrt(inner(gradient, gradient)), landscape.mass
+        if not (size > 0 and mass > 0 and here):
+            return None
+        # a share of the distance to the minimum of a parabola that reaches 0: of one with this slope, or with the
+        # curvature of earlier batches; at most that share of the weights' length. The truncation error is its first
+        # power, the error of rounding its power -2
+        lengths = [2 * abs(here) / size, self._longest or math.inf]
+        lengths += [math.sqrt(2 * abs(here) / (self.typical * mass))] if self.typical else []
+        h = self._share * min(lengths)
+        # the loss and its slope there
+        with landscape.walk(gradient) as move:
+            move(h / size)
+            there, ahead = landscape.risk_and_gradient()
+        slope, slope_there = -size, -inner(ahead, gradient) / size
+        cubic = 6 * (there - here) / h**2 - (4 * slope + 2 * slope_there) / h
+        return AlongGradient(cubic / mass, abs(cubic - (slope_there - slope) / h) / mass)
 
 
 MOST_OFF = 0.1  #: error of a difference, relative to the value, above which by="auto" takes a product
