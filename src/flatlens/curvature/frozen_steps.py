@@ -69,11 +69,7 @@ class FrozenStep:
 
 
 def frozen_step(optimiser: torch.optim.Optimizer, group: _State, state: _State) -> FrozenStep:
-    """Return the step of the weights of one group, one parameter's state given; empty before the first step.
-
-    Raises:
-        BadInput: the optimiser maximises, its step is not linear, or it is not known.
-    """
+    """Return the step of a group's weights, given one's state; raise BadInput where it is not linear or not known."""
     name, kind = name_of(optimiser), type(optimiser).__name__
     if group.get("maximize") or getattr(optimiser, "maximize", False):
         raise BadInput(f"{kind}(maximize=True) maximises the loss, so it has no edge of stability")
@@ -159,6 +155,7 @@ def _dividing(P: Callable[[_State, _State], Tensor]) -> _Step:
     return step
 
 
+@_dividing
 def _rmsprop(group: _State, state: _State) -> Tensor:
     v = _wide(state, "square_avg")
     if group["centered"]:
@@ -166,10 +163,12 @@ def _rmsprop(group: _State, state: _State) -> Tensor:
     return v.clamp(min=0).sqrt() + float(group["eps"])
 
 
+@_dividing
 def _adagrad(group: _State, state: _State) -> Tensor:
     return (_wide(state, "sum").sqrt() + float(group["eps"])) * (1 + float(state["step"]) * float(group["lr_decay"]))
 
 
+@_dividing
 def _adadelta(group: _State, state: _State) -> Tensor:
     of_gradients, of_steps = (_wide(state, name) + float(group["eps"]) for name in ("square_avg", "acc_delta"))
     return (of_gradients / of_steps).sqrt()
@@ -309,9 +308,9 @@ _OPTIONS = (
 _STEPS: dict[str, _Step] = {
     "torch.SGD": _sgd,
     "torch.ASGD": _asgd,
-    "torch.RMSprop": _dividing(_rmsprop),
-    "torch.Adagrad": _dividing(_adagrad),
-    "torch.Adadelta": _dividing(_adadelta),
+    "torch.RMSprop": _rmsprop,
+    "torch.Adagrad": _adagrad,
+    "torch.Adadelta": _adadelta,
     "torch.Adam": _like_adam(_adam, _is_decoupled),
     "torch.AdamW": _like_adam(_adam, lambda group: True),
     "torch.Adamax": _like_adam(lambda group, state, t: _wide(state, "exp_inf"), _is_decoupled),

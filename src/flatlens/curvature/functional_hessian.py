@@ -417,10 +417,7 @@ class CurvedParameters:
         self, model: nn.Module, *, probes: int, weighted: bool, generator: torch.Generator,
         progress: Progress | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Return unbiased estimates of each parameter's part of the trace, (probes,) float64 each.
-
-        The part is sum_j (H - GGN)_jj, or sum_j theta_j^2 (H - GGN)_jj if `weighted`.
-        """
+        """Return unbiased estimates of sum_j (H - GGN)_jj of each parameter, (probes,); `weighted` by theta_j^2."""
         if not self.names:
             return {}
         problem = self.problem

@@ -123,11 +123,7 @@ def overflow(dtype: torch.dtype, what: str = "a curvature product") -> Overflows
 
 
 def finite_gradient(gradient: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a gradient by parameter; refuse one that is not finite.
-
-    Raises:
-        Overflows: it is not.
-    """
+    """Return a gradient by parameter; raise Overflows for one that is not finite."""
     # a sum is not finite if a term is not; it may overflow, too
     if not all(bool(part.sum().isfinite()) or bool(part.isfinite().all()) for part in gradient.values()):
         raise overflow(dtype, "the gradient")
@@ -195,10 +191,7 @@ class Krylov:
         return float(theta[-1]) + reach if reach <= float(theta[-1] - theta[0]) else math.inf
 
     def unkept(self) -> Iterator[tuple[Tensor, float]]:
-        """Go on with the newest search without room: its vectors are not kept, T and ||r|| are `newest`'s.
-
-        Each step is a step of Lanczos up to rounding, which is all that `unseen` needs.
-        """
+        """Go on with the newest search without its vectors, as `unseen` needs none; yield `newest`'s T and ||r||."""
         (T, beta), before, q = self.newest(), self.Q[-1], self._next
         while True:
             w = self.apply(q)
@@ -371,10 +364,8 @@ class StoppingRule:
         return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
 
     def settled(self, krylov: Krylov, block: int) -> bool:
-        """Return whether the newest block has grown enough, and has found all eigenvalues by itself.
-
-        A start near any eigenvector has a small residual at once, even if another eigenvalue is larger.
-        """
+        """Return whether the newest block has grown enough, and has found all eigenvalues by itself."""
+        # a start near any eigenvector has a small residual at once, even if another eigenvalue is larger
         least = min(self.top_k + self.bottom_k + 3, krylov.Q.shape[1] - block)
         return krylov.steps - block >= least and (block == 0 or self.met(krylov, block, FIRST_SHARE))
 

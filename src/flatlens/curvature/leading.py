@@ -303,10 +303,7 @@ def with_multiplicity(
 def _kept(
     theta: Tensor, residuals: Tensor, places: Tensor, ends: list[tuple[int, float, float]], room: int, restarts: bool
 ) -> Tensor:
-    """Return the positions of the Ritz pairs to lock: those asked for, then sharp ones, from both ends inwards.
-
-    A search that `restarts` also keeps the next two at each end, to go on from.
-    """
+    """Return the Ritz pairs to lock: those asked for, sharp ones and, if it `restarts`, the next two at each end."""
     distance = torch.stack([theta.abs(), *((theta - sign * last).abs() for sign, last, _ in ends)]).amin(0)
     sharp, kept = residuals <= _SHARP * distance, places.tolist()
     for inwards in (range(len(theta) - 1, -1, -1), range(len(theta))):

@@ -138,10 +138,7 @@ def samples_at_once(problem: Problem, each: int) -> int:
 
 
 def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch], object], of: Hashable) -> int:
-    """Return the bytes that autograd saves for a sample when `make` builds a graph, counted on a probe.
-
-    It is done once for a problem and what the graph is `of`, if this is not None, while the same parameters are frozen.
-    """
+    """Return the bytes that autograd saves for a sample, counted once for a problem and what the graph is `of`."""
     key = "bytes of a sample", of, problem.ghost_batch, *(p.requires_grad for p in model.parameters())
     each: int | None = None if of is None else problem.facts.get(key)
     if each is None:
@@ -151,11 +148,7 @@ def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch]
 
 
 def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
-    """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples.
-
-    Torch does not tell what it saves where forward() uses torch.func: then it is the bytes of all tensors computed,
-    which are more.
-    """
+    """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples."""
     held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
     def count(tensor: Tensor) -> Tensor:
@@ -171,6 +164,7 @@ def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
+        # where forward() uses torch.func, torch does not tell what it saves: the bytes of all tensors, which are more
         with _Computed() as computed:
             made = make()
         total = computed.bytes
@@ -314,11 +308,10 @@ class Operator(ABC):
         P, memory = self.size, self.problem.memory
         row = P * self.dtype.itemsize
         if P * row > memory:
-            raise BadInput(
-                f"{type(self).__name__}.matrix(): {P:,} x {P:,} numbers take {_in_words(P * row)}, and "
-                f"Problem(memory=...) allows {_in_words(memory)}: use products, or eigenpairs(); or choose fewer "
-                f"parameters, or give the Problem more memory"
-            )
+            needed, allowed = _in_words(P * row), _in_words(memory)
+            what = f"{P:,} x {P:,} numbers take {needed}, and Problem(memory=...) allows {allowed}"
+            mend = "use products, or eigenpairs(); or choose fewer parameters, or give the Problem more memory"
+            raise BadInput(f"{type(self).__name__}.matrix(): {what}: {mend}")
         rows = torch.arange(P, device=self.space.device)
         whole = torch.empty(P, P, dtype=self.dtype, device=self.space.device)
         for some in torch.split(rows, max(1, memory // (4 * row))):
@@ -623,15 +616,9 @@ class InputJacobian:
 
     def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
         if problem.coupled:
-            raise BadInput(
-                (
-                    "with ",
-                    Give("batchnorm", "train"),
-                    " samples depend on each other, so there is no Jacobian per sample",
-                ),
-                remedy=("use ", Give("batchnorm", "eval")),
-                call="InputJacobian",
-            )
+            coupled = " samples depend on each other, so there is no Jacobian per sample"
+            what, remedy = ("with ", Give("batchnorm", "train"), coupled), ("use ", Give("batchnorm", "eval"))
+            raise BadInput(what, remedy=remedy, call="InputJacobian")
         self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.products = 0

@@ -80,11 +80,7 @@ def without_ascent(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def leading_step(optimiser: torch.optim.Optimizer, **settings: float) -> FrozenStep:
-    """Return the frozen step of the group with the largest learning rate, with some settings changed.
-
-    Raises:
-        BadInput: its step is not linear or not known, or it maximises.
-    """
+    """Return the frozen step (or raise BadInput) of the group with the largest rate, with some settings changed."""
     group = max(optimiser.param_groups, key=lambda group: float(group["lr"]))
     return _first_step(optimiser, {**group, **settings})
 
@@ -190,15 +186,6 @@ _SETTLED = 1e-4  #: relative rise at which a climb ends
 _STEPS, _USUAL = 40, 10  #: the largest and the usual number of steps of a climb
 
 
-@dataclass(frozen=True, eq=False)
-class BallPeak:
-    """The largest <D, H D> that climbs over the ball found."""
-
-    value: float
-    restarts: Tensor  #: the value of each climb
-    products: int
-
-
 def ball_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, float]:
     """Return s of each matrix that a `torch.optim.Muon` moves, in units of its largest learning rate."""
     names = {id(p): name for name, p in model.named_parameters()}
@@ -233,18 +220,14 @@ def corner(along: Mapping[str, Tensor], radius: Mapping[str, float]) -> dict[str
 
 
 def climb_in_ball(
-    operator: Operator,
-    radius: Mapping[str, float],
-    starts: Iterable[Tensor],
-    *,
-    progress: Progress | None = None,
-) -> BallPeak:
-    """Return the largest <D, H D> over the ball that climbs from these directions, (P,), reach.
+    operator: Operator, radius: Mapping[str, float], starts: Iterable[Tensor], *, progress: Progress | None = None
+) -> Tensor:
+    """Return the <D, H D> that the climbs from these directions, (P,), reach in the ball, one each, float64.
 
     From D a climb goes to the best point between D and the corner along H D, on which <D, H D> is a parabola: it
     never falls. The largest value is at least the one found; the problem is not convex, and no climb proves more.
     """
-    before, values = operator.products, []
+    values = []
     starts, taken = list(starts), 0
     for start in starts:
         D = _corner(operator, start, radius)
@@ -266,7 +249,7 @@ def climb_in_ball(
         values.append(value)
     if progress is not None:
         progress(SEARCH, taken, taken)
-    return BallPeak(max(values), torch.tensor(values, dtype=torch.float64), operator.products - before)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _corner(operator: Operator, v: Tensor, radius: Mapping[str, float]) -> Tensor:

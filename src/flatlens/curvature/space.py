@@ -77,10 +77,7 @@ class Space:
     def total(
         self, shares: Iterable[tuple[float, dict[str, Tensor]]], ranks: Ranks = ALONE
     ) -> tuple[float, dict[str, Tensor]]:
-        """Return the sum over batches and processes of numbers and of gradients by parameter.
-
-        The gradient is in float64 where it is a sum of several.
-        """
+        """Return sums over batches and processes of numbers and of gradients by parameter, in float64 if of several."""
         number, total = 0.0, dict[str, Tensor]()
         with ranks.as_one():
             for turn, (share, parts) in enumerate(shares):
@@ -114,10 +111,8 @@ def inner(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> float:
 
 
 def dot(u: Iterable[Tensor], v: Iterable[Tensor]) -> float:
-    """Return the sum of <u_i, v_i>, with products in float64.
-
-    It goes piece by piece: whole vectors in float64 take ten times as long, as they do not fit in a core's cache.
-    """
+    """Return the sum of <u_i, v_i>, with products in float64."""
+    # piece by piece: whole vectors in float64 take ten times as long, as they do not fit in a core's cache
     total = torch.zeros((), dtype=torch.float64)
     for pair in zip(u, v, strict=True):
         for x, y in zip(*(torch.split(w.reshape(-1), CACHED) for w in pair), strict=True):

@@ -63,10 +63,7 @@ def jacobian_norms(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Generator[TopGrams, None, None]:
-    """Yield lmax(J_i J_i^T) of every sample, J_i the Jacobian of f, or of softmax(f), with respect to some places.
-
-    Residuals are at most `rtol` times the value, unless the steps run out.
-    """
+    """Yield lmax(J_i J_i^T) of every sample, J_i the Jacobian of f or softmax(f), to `rtol` or the last step."""
     problem = problem.as_asked()
     probe = problem.place(problem.probes[0])
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -149,10 +146,7 @@ def squared_jacobian(
 def top_of_each(
     apply: Callable[[Tensor], Tensor], shape: torch.Size, rtol: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
-    """Return (largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, known by their products.
-
-    `apply` multiplies one vector with each matrix, (n, N) -> (n, N).
-    """
+    """Return (largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, by products (n, N)."""
     n, N = shape
     most = min(_STEPS, N)
     q = torch.randn(n, N, dtype=torch.float64, generator=generator)
@@ -327,10 +321,7 @@ def _squared(parts: list[Tensor], width: int) -> Tensor | None:
 
 
 def _walk(problem: Problem, model: nn.Module, plan: Plan, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
-    """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk.
-
-    With `check`, PlanBroken is raised where rows that are folded into the batch are not those of the planned samples.
-    """
+    """Yield the features of linear calls and weights outside, (n, M_l), by chunk; `check`: rows are those planned."""
     # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
     with problem.measuring(model), differentiable(model.parameters()):
         for raw in problem.batches(CHUNK):

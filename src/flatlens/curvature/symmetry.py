@@ -113,7 +113,13 @@ class SymmetryCheck:
                 twin = copy_of(twin, "the check of second derivatives").double()
             batch = move(batch, device_of(twin), torch.float64)
             with problem.measuring(twin), differentiable(twin.parameters()):
-                risk, at = _risk_at(problem, twin, batch), _floating(twin.parameters())
+                runner, names = Runner(problem, twin), [n for n, p in twin.named_parameters() if p.is_floating_point()]
+
+                def risk(at: list[Tensor]) -> Tensor:
+                    f, y = runner.at(dict(zip(names, at, strict=True)), batch)
+                    return problem.loss.total(f, y)
+
+                at = _floating(twin.parameters())
                 # the gradient of a random combination of the outputs: about as long as their Jacobian
                 f, _ = problem.run(twin, batch)
                 rows = list(torch.autograd.grad((random_like([f])[0] * f).sum(), at, allow_unused=True))
@@ -150,10 +156,8 @@ def _nodes(graph: _Gradients) -> Iterator[Any]:
 
 
 def _require_kept(of: Tensor, at: Sequence[Place]) -> None:
-    """Refuse a scalar whose second derivative in `at` goes through slopes of `_LOSING` that are exactly 0.
-
-    A slope that is 0 wherever the weights are, as below a ReLU that is off, has nothing to lose.
-    """
+    """Refuse a scalar whose second derivative in `at` goes through slopes of `_LOSING` that are exactly 0."""
+    # a slope that is 0 wherever the weights are, as below a ReLU that is off, has nothing to lose
     losing, met = [node for node in _nodes([of]) if node.name() == _LOSING], list[Tensor]()
     # the slopes in the outputs of these nodes, each with its graph; of those above `at` alone
     with ExitStack() as hooks:
@@ -194,12 +198,8 @@ def faults(
 
     `response`: the size of the derivative of the outputs, of which the scalar is a function with curvature of order 1.
     Derivatives below 1e-10 of what follows from it are rounding: a sample that is classified beyond doubt has slopes
-    p - 1 of 1e-40, and an asymmetry of that size.
-
-    The three: the distance of the gradient with a graph from the gradient without one; the asymmetry of the second
-    derivative by double backward; its distance, along a random direction, from central differences of the gradient,
-    if these converge. Without `differences` the last is left out: torch's own operations are trusted in it, and a
-    network may cut its gradients on purpose (detach(), a `padding_idx`).
+    p - 1 of 1e-40, and an asymmetry of that size. Without `differences` the third is left out: torch's own operations
+    are trusted in it, and a network may cut its gradients on purpose (detach(), a `padding_idx`).
     """
     here = [p.detach() for p in at]
     along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(here), here, strict=True)]
@@ -276,16 +276,6 @@ def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
         return 0.0
 
 
-def _risk_at(problem: Problem, model: nn.Module, batch: Batch) -> Callable[[list[Tensor]], Tensor]:
-    runner, names = Runner(problem, model), [name for name, p in model.named_parameters() if p.is_floating_point()]
-
-    def value(at: list[Tensor]) -> Tensor:
-        f, y = runner.at(dict(zip(names, at, strict=True)), batch)
-        return problem.loss.total(f, y)
-
-    return value
-
-
 def _floating(leaves: Iterable[Any]) -> list[Tensor]:
     return [t for t in leaves if _is_floating(t)]
 
@@ -310,10 +300,7 @@ def _dense(rows: Sequence[Tensor | None], like: list[Tensor]) -> list[Tensor]:
 
 
 def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
-    """Return standard normal tensors of the same shapes; equal seeds give equal numbers.
-
-    A tensor of more than PERIOD entries, a prime number, repeats its first ones: a check needs no more.
-    """
+    """Return standard normal tensors of the same shapes, the same for equal seeds; entries repeat after PERIOD."""
     generator, found = torch.Generator().manual_seed(seed), []
     for t in tensors:
         dtype = torch.float64 if t.dtype == torch.float64 else torch.float32

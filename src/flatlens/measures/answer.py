@@ -119,10 +119,7 @@ def accuracy_by_chance(share: float, n: int) -> float:
 
 
 def hardly_fits(loss: float, accuracy: float, about: Mapping[str, Any]) -> bool:
-    """Return whether the best constant prediction has about this loss, and the accuracy is one by chance.
-
-    An accuracy of NaN stands for none; False where the loss of constant outputs is not known.
-    """
+    """Return whether the best constant prediction has about this loss, and the accuracy, if any, is one by chance."""
     if not (constant := about.get("constant")):
         return False
     chance = accuracy_by_chance(constant["share"], about["n"])
@@ -163,7 +160,17 @@ def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     if set(kinds) == {"exact"} and len(rows) > 1:
         return f"The {len(rows)} numbers are exact for these {samples}, up to rounding."
     if len(rows) <= _FEW:
-        return f"{'; '.join(_alone(name, e, samples) for name, e in rows.items())}."
+        told = []
+        for name, e in rows.items():
+            how = {
+                "exact": f"{e:.4g}, exact for these {samples}, up to rounding",
+                "estimate": f"{e:.4g} ± {e.margin:.2g} (95% interval)",
+                "lower bound": f"at least {e:.4g}",
+                "upper bound": f"at most {e:.4g}",
+                "undefined": "undefined",
+            }[e.kind]
+            told.append(f"{name} is {how}" + (f": {e.note}" if e.note and e.kind != "exact" else ""))
+        return f"{'; '.join(told)}."
     exact = len(kinds.pop("exact", ()))
     told = [f"{exact} of {len(rows)} numbers {'is' if exact == 1 else 'are'} exact for these {samples}"]
     for kind, names in kinds.items():
@@ -177,18 +184,6 @@ def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
 def _is_risk(name: str) -> bool:
     one = MEASURES.get(Column.parse(name).name)
     return one is not None and one.card.family == RISK_FAMILY
-
-
-def _alone(name: str, estimate: Estimate, samples: str) -> str:
-    """Return how certain one number is."""
-    note = f": {estimate.note}" if estimate.note else ""
-    return {
-        "exact": f"{name} is {estimate:.4g}, exact for these {samples}, up to rounding",
-        "estimate": f"{name} is {estimate:.4g} ± {estimate.margin:.2g} (95% interval){note}",
-        "lower bound": f"{name} is at least {estimate:.4g}{note}",
-        "upper bound": f"{name} is at most {estimate:.4g}{note}",
-        "undefined": f"{name} is undefined{note}",
-    }[estimate.kind]
 
 
 def _to_compare(rows: Mapping[str, Estimate]) -> str:

@@ -360,10 +360,8 @@ def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
 def _functional_hessian(
     lens: Lens, run: Run, weights: list[HeadWeight], effort: Effort, size: float
 ) -> FunctionalHessianPart:
-    """Return the trace over A of each weight's functional Hessian: numbers, or probes of all weights at once.
-
-    A probe changes all weights together. Their signs are independent, so the terms between two weights have mean 0.
-    """
+    """Return the trace over A of each weight's functional Hessian: numbers, or probes of all weights at once."""
+    # a probe changes all weights together; their signs are independent: terms between two weights have mean 0
     # all weights' directions, and one operator for all parameters that these change
     values = dict(lens.model.named_parameters())
     directions = [one.directions(values) for one in weights]
@@ -403,10 +401,7 @@ def _functional_hessian(
 
 
 def _parts(heads: _Heads, of: Callable[[list[int]], Estimate]) -> dict[tuple[str, str | None], Estimate]:
-    """Return the sum, the heads, and their two products; undefined where a head of some attention is not understood.
-
-    `of(numbers)` is the sum over some weights.
-    """
+    """Return sum, heads and their two products, of sums over weights; undefined where some head is not understood."""
     # each head's row, and those of its two products
     numbers: dict[tuple[str, str], list[int]] = {}
     for number, one in enumerate(heads.weights):

@@ -261,14 +261,10 @@ def _combined(layers: Mapping[str, Estimate], combine: Callable[[Iterable[float]
     """Return the sum or maximum over layers, whose residuals are at most this share of their eigenvalues."""
     if lost := lost_at(layers):
         return undefined(lost)
-    exact = all(e.kind == "exact" for e in layers.values())
-    return Estimate(
-        combine([e.value for e in layers.values()]),
-        kind="exact" if exact else "lower bound",
-        note="" if exact else within_share(share),
-        unit=next(iter(layers.values())).unit,
-        products=sum(e.products for e in layers.values()),
-    )
+    every = list(layers.values())
+    whole = Estimate(combine([e.value for e in every]), unit=every[0].unit, products=sum(e.products for e in every))
+    exact = all(e.kind == "exact" for e in every)
+    return whole if exact else replace(whole, kind="lower bound", note=within_share(share))
 
 
 @of_rows(
@@ -302,14 +298,10 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
             maxima, share = _rows_one_by_one(lens, run, weight, rtol)
         shares.append(share)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
+        value, products = float((norms * maxima).sum()), lens.products - before
+        found = Estimate(value, products=products, arrays={"rows": maxima})
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL_MATRIX
-        return Estimate(
-            float((norms * maxima).sum()),
-            kind="exact" if outright else "lower bound",
-            note="" if outright else within_share(share),
-            products=lens.products - before,
-            arrays={"rows": maxima},
-        )
+        return found if outright else replace(found, kind="lower bound", note=within_share(share))
 
     layers = {
         name: _attempted(lens, "maximal_relative_flatness", partial(at, name, weight))

@@ -21,7 +21,7 @@ from flatlens.curvature.optimiser_geometry import Preconditioner
 from flatlens.curvature.spectral_norms import JacobianNorm
 from flatlens.curvature.spectrum import WARMING, DenseBlock, block_fits, dense_blocks
 from flatlens.errors import BadInput
-from flatlens.estimate import Estimate, Key, with_note
+from flatlens.estimate import Estimate, Key, Kind, with_note
 from flatlens.grams import Weight
 from flatlens.measures.definition import PERMUTATION, Run, on_lens, require_count, require_tolerance
 from flatlens.measures.lens import Lens
@@ -88,11 +88,7 @@ def top_of(
 
 
 def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:
-    """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
-
-    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest. `rounding` is the relative
-    error of products that their residual does not show.
-    """
+    """Return a Ritz value as a lower bound; `rounding`: the relative error of products that residuals do not show."""
     value = float(pairs.values[0])
     residuals = pairs.residuals.clamp(min=rounding * abs(value))
     tiny = torch.finfo(pairs.vectors.dtype).tiny
@@ -104,13 +100,9 @@ def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Esti
         note += f"; products underflow {pairs.vectors.dtype}"
     if not pairs.converged and not pairs.exact:
         note += f"; stopped after {count_of(products, 'product')}, before the tolerance was reached"
-    return Estimate(
-        value,
-        kind="exact" if pairs.exact else "lower bound",
-        note=note,
-        products=products,
-        arrays={"eigenvalues": pairs.values, "residuals": residuals},
-    )
+    kind: Kind = "exact" if pairs.exact else "lower bound"
+    arrays = {"eigenvalues": pairs.values, "residuals": residuals}
+    return Estimate(value, kind=kind, note=note, products=products, arrays=arrays)
 
 
 def proven_by(residual: float, highest: float) -> str:
@@ -168,9 +160,6 @@ def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
     return lens.problem.in_ghost_batches(batch_statistics)
 
 
-_OLD = 10.0  #: weight of the last eigenvector in the start; a random vector has 1
-
-
 def sharded_top(
     lens: Lens, run: Run, key: str, rtol: float, *,
     top_k: int = 1, bottom_k: int = 0, P: Preconditioner | None = None,
@@ -192,7 +181,7 @@ def sharded_top(
     earlier = lens.remembered.get((key, None))
     start = fresh
     if earlier is not None and earlier.vectors.shape[1] == H.size:
-        start = earlier.vectors[0] * _OLD + fresh / fresh.norm()
+        start = earlier.vectors[0] * 10.0 + fresh / fresh.norm()  # the random vector has a weight of 1
     room = max(2 * (top_k + bottom_k) + 8, lens.problem.memory // (32 * H.size))
     pairs = lanczos(H, start, top_k=top_k, bottom_k=bottom_k, rtol=rtol, room=min(room, 300), keep=1,
                     random=1.0 if start is fresh else 0.0, generator=run.generator, progress=run.progress)  # fmt: skip

@@ -131,11 +131,9 @@ def local_learning_coefficient(
     if why := disagreement(mean) or _left(drawn, posterior, lowest - deepest, value.margin):
         value = replace(undefined(f"{why} ({told_how})"), arrays=arrays)
     elif fall > value.margin:
-        value = with_note(
-            value,
-            f"the weights are not a minimum: a descent lowers the loss by {here - at_mode:.2g}, {fall:.2g} in units "
-            f"of this value: train further, or add .fall for the rise above the minimum",
-        )
+        lower = f"a descent lowers the loss by {here - at_mode:.2g}, {fall:.2g} in units of this value"
+        mend = "train further, or add .fall for the rise above the minimum"
+        value = with_note(value, f"the weights are not a minimum: {lower}: {mend}")
     return {("", None): value, ("fall", None): Estimate(fall, kind="lower bound")}
 
 
@@ -161,10 +159,7 @@ def disagreement(mean: ChainMean) -> str:
 
 
 def _left(drawn: Draws, posterior: Posterior, deeper: float, margin: float) -> str:
-    """Return how the chains have left the basin of w*; empty if nothing shows that they have.
-
-    `deeper`: by how much the energy where the chains' ends descend to is below that where w* does.
-    """
+    """Return how the chains have left the basin of w*, `deeper`: by how much descents from their ends reach deeper."""
     if deeper > max(margin, 1e-6):
         return (
             f"the chains left the basin: descents from their ends reach a minimum that is deeper by {deeper:.2g} in "

@@ -103,9 +103,23 @@ def feature_robustness(
     def of(weight: Weight) -> dict[str, Estimate]:
         if why := unmovable(weight, by_noise=over == "noise"):
             return {"": undefined(why)}
+        problem, model = lens.problem, lens.model
         if over == "noise":
-            return _by_noise(lens, run, weight, delta, probes, shares)
-        features = RotatedFeatures(lens.problem, lens.model, weight)
+            here = lens.outcomes("data").losses
+            changes, samples = torch.empty(levels, probes, dtype=torch.float64), torch.zeros_like(here)
+            for number in run.counted(FEATURES_MOVED, probes):
+                seed = int(torch.randint(2**62, (), generator=run.generator))
+                for k, share in enumerate(shares):
+                    both = torch.zeros_like(here)
+                    for sign in (1.0, -1.0):
+                        move = noise(share * delta, sign, torch.Generator().manual_seed(seed))
+                        both += (with_moved_features(problem, model, lens.plan, weight, move).losses - here) / 2
+                    changes[k, number] = both.mean()
+                samples = samples + both / probes
+            parts = _at_levels(changes, Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0)
+            whole = "" if weight.dense else "noise on the layer's whole input"
+            return parts | {"": replace(with_note(parts[""], whole), samples=samples)}
+        features = RotatedFeatures(problem, model, weight)
         if over != "worst":
             changes = torch.empty(len(shares), probes, dtype=torch.float64)
             for number in run.counted(FEATURES_MOVED, probes):
@@ -122,28 +136,6 @@ def feature_robustness(
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
     parts = {(part, None): with_note(one, which_layer(lens, last)) for part, one in found[last].items()}
     return parts | {(part, name): one for name in found if layers for part, one in found[name].items()}
-
-
-def _by_noise(
-    lens: Lens, run: Run, weight: Weight, delta: float, probes: int, shares: list[float]
-) -> dict[str, Estimate]:
-    """Return the estimates that move every sample in its own random direction, and in the opposite one."""
-    problem, model, plan = lens.problem, lens.model, lens.plan
-    here = lens.outcomes("data").losses
-    changes, samples = torch.empty(len(shares), probes, dtype=torch.float64), torch.zeros_like(here)
-    for number in run.counted(FEATURES_MOVED, probes):
-        seed = int(torch.randint(2**62, (), generator=run.generator))
-        for k, share in enumerate(shares):
-            both = torch.zeros_like(here)
-            for sign in (1.0, -1.0):
-                move = noise(share * delta, sign, torch.Generator().manual_seed(seed))
-                both += (with_moved_features(problem, model, plan, weight, move).losses - here) / 2
-            changes[k, number] = both.mean()
-        samples = samples + both / probes
-    rounding = Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0
-    found = _at_levels(changes, rounding)
-    whole = "" if weight.dense else "noise on the layer's whole input"
-    return found | {"": replace(with_note(found[""], whole), samples=samples)}
 
 
 def _at_levels(changes: Tensor, rounding: float) -> dict[str, Estimate]:

@@ -126,13 +126,8 @@ def worst_sharpness(
     require_positive(rho=rho)
     require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
     if m is not None and lens.problem.coupled:
-        raise BadInput(
-            ("with ", Give("batchnorm", "train"), " samples are grouped by ghost_batch"),
-            argument="m",
-            value=m,
-            remedy="leave m out",
-            call="worst_sharpness",
-        )
+        what = "with ", Give("batchnorm", "train"), " samples are grouped by ghost_batch"
+        raise BadInput(what, argument="m", value=m, remedy="leave m out", call="worst_sharpness")
     # the ball, and whether a move of its size exceeds the weights' rounding
     enlarged = lens.enlarged if rounds(lens.problem, lens.model) else lens.problem
     elsewhere = Elsewhere(lens.problem if isinstance(enlarged, str) else enlarged, model=lens.model)

@@ -228,10 +228,8 @@ def _minimised(h: Tensor, w: Tensor, roots: Tensor, rtol: float, most: int) -> t
 
 
 def _in_turn(h: Tensor, w: Tensor, rtol: float, most: int) -> tuple[Tensor, Tensor, int]:
-    """Return (u, v, sweeps) after half steps in turn, as long as each pair of them halves the slopes.
-
-    A pair takes four products of a matrix and a vector, a hundredth of a Newton step; most layers need some ten pairs.
-    """
+    """Return (u, v, sweeps) after half steps in turn, as long as each pair of them halves the slopes."""
+    # a pair takes four products of a matrix and a vector, a hundredth of a Newton step; most layers need ten pairs
     u, v, left = h.new_ones(len(h)), h.new_ones(h.shape[1]), math.inf
     there, back = h @ v, w @ (1 / v)
     for sweep in range(1, most + 1):

@@ -50,10 +50,8 @@ def needs_every_output(lens: Lens) -> str:
 
 
 def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> str:
-    """Return a note that names the measured matrices outside these layers, `but` not these; empty if there are none.
-
-    Each cause is one that was looked at: whether autograd's graph of the outputs has the matrix, and whose it is.
-    """
+    """Return a note that names the measured matrices outside these layers, `but` not these; empty if there are none."""
+    # each cause is looked at: whether autograd's graph of the outputs has the matrix, and whose it is
     weights = [lens.plan.weights[name] for name in layers]
     counted = {weight.parameter for weight in weights}
     made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)
@@ -76,10 +74,7 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
 
 
 def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:
-    """Return the note on the layer that the network-level value is of; empty if that layer alone makes the outputs.
-
-    With `layers`, those that have a value, the note names the matrices outside them: one may be the last layer.
-    """
+    """Return the note on the layer of the network-level value, and on matrices outside `layers`, those with a value."""
     weights = lens.plan.weights
     small = {*lens.plan.embeddings, *lens.plan.small_parameters}
     others = "" if layers is None else left_out(lens, layers, but=small)

@@ -107,11 +107,10 @@ def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Es
         return undefined("the gradient is zero: Muon's step has no size to compare with")
     drawn = torch.randn(CLIMBS - 1, operator.size, generator=run.generator, dtype=torch.float64)
     starts = [operator.space.flat({name: gradient[name] for name in radius}), *drawn.to(operator.space.point())]
-    peak = climb_in_ball(operator, radius, starts, progress=run.progress)
+    climbs = climb_in_ball(operator, radius, starts, progress=run.progress) / size
     lens.count(operator.products)
-    note = f"the best of {CLIMBS} climbs; a larger curvature may exist"
-    arrays = {"climbs": peak.restarts / size}
-    return Estimate(peak.value / size, kind="lower bound", note=note, products=operator.products, arrays=arrays)
+    note, arrays = f"the best of {CLIMBS} climbs; a larger curvature may exist", {"climbs": climbs}
+    return Estimate(float(climbs.max()), kind="lower bound", note=note, products=operator.products, arrays=arrays)
 
 
 def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str:
@@ -211,13 +210,8 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     values = torch.tensor([one.value for one in found], dtype=torch.float64)
     own = sum(one.stderr for one in found) / SEARCHES
     note = f"{SEARCHES} searches at weights and inputs moved by less than one rounding inside; {found[0].note} each"
-    return replace(
-        found[0],
-        value=float(values.mean()),
-        stderr=max(float(values.std()), own),
-        note=note,
-        arrays={"searches": values},
-    )
+    stderr = max(float(values.std()), own)
+    return replace(found[0], value=float(values.mean()), stderr=stderr, note=note, arrays={"searches": values})
 
 
 def _critical(lens: Lens, rtol: float) -> Estimate:
@@ -563,21 +557,13 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     if use:
         how = f"by differences of gradients{f', {products} by a product' if products else ''}"
     over = f"over {len(found)} batch{'es' * (len(found) != 1)} of {count_of(samples, 'sample')}"
-    return Estimate(
-        float(mean),
-        math.hypot(float(stderr), float(errors.mean()) / (1.0 if coarse else 1.96)),
-        "estimate",
-        note=joined_notes(over, how, edge),
-        arrays={"batches": values, **({"errors": errors} if use else {})},
-        products=products,
-    )
+    error = math.hypot(float(stderr), float(errors.mean()) / (1.0 if coarse else 1.96))
+    note, arrays = joined_notes(over, how, edge), {"batches": values, **({"errors": errors} if use else {})}
+    return Estimate(float(mean), error, "estimate", note=note, arrays=arrays, products=products)
 
 
 def _of_product(lens: Lens, samples: Tensor, number: int | None) -> AlongGradient | str:
-    """Return a batch's curvature along its gradient by a Hessian product, or why there is none.
-
-    With a number, it comes from two moves of weights and inputs by less than one rounding, with what rounds alike.
-    """
+    """Return a batch's curvature along its gradient, by a product, or (numbered) two nudges; or why there is none."""
     problem = lens.problem.part(samples)
     with problem.measuring(lens.model), torch.no_grad():
         ran = (problem.run(lens.model, problem.place(raw)) for raw in problem.batches(FORWARD_CHUNK))

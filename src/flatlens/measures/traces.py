@@ -118,10 +118,7 @@ class Effort:
 def sampled(
     draw: Callable[[int], Tensor], effort: Effort, size: float, everything: int, run: Run
 ) -> tuple[Tensor, int | None] | None:
-    """Return (probes, number of them in the pilot); None if all `everything` directions cost less, or are requested.
-
-    `draw(m)` returns m rows whose sums are the values; `size` is the number that the values are added to.
-    """
+    """Return (probes that add to `size`, number in the pilot); None if `everything` costs less, or is requested."""
     few = FEW_DIRECTIONS if effort.probes is None else max(_SURE, effort.probes)
     if effort.exact or everything <= few:
         return None

@@ -71,10 +71,7 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 
 def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
-    """Return the coarsest dtype among the operations that make the outputs of a network, if it is coarser than its own.
-
-    Operations that nothing differentiates do not count.
-    """
+    """Return the coarsest dtype of differentiated operations behind the outputs, if coarser than the network's."""
     return problem.dtype if problem.arithmetic != "full" else _inside(problem, model)[0]
 
 
@@ -201,10 +198,7 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 
 def _moved(problem: Problem, fine: nn.Module, model: nn.Module, parts: list[Batch]) -> list[Tensor]:
-    """Return how far the derivatives of a network are from those of its copy in float64, (samples, 2), by side.
-
-    Nothing where the copy is another function, such as one that draws its numbers in the inputs' dtype.
-    """
+    """Return how far derivatives are from the float64 copy's, (samples, 2), by side; [] if that is another function."""
     rows: list[tuple[Tensor, Tensor]] = []  # of each part, made for the first network
     both = ((fine, torch.float64), (model, torch.float32))
     found = [_by_sample(problem, network, dtype, parts, rows) for network, dtype in both]
@@ -226,11 +220,8 @@ def _off(true: list[Tensor], own: list[Tensor]) -> float:
 def _by_sample(
     problem: Problem, network: nn.Module, dtype: torch.dtype, parts: list[Batch], rows: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, list[list[list[Tensor]]]]:
-    """Return the outputs of some batches, and the derivatives of a few samples along both rows, by side.
-
-    The rows are random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample. They are
-    added to `rows` where they are not there yet.
-    """
+    """Return the outputs of some batches, and the derivatives of a few samples along both rows, by side."""
+    # the rows are random signs, and the loss's slope, whose largest entry is 1 for each sample; once made, they stay
     tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
     outputs, derivatives = list[Tensor](), list[list[list[Tensor]]]()
     with problem.measuring(network), differentiable(tensors):
@@ -311,10 +302,8 @@ class _Combination:
         return abs(found - sum(slopes)) <= _APART * min(map(abs, slopes))
 
     def directions(self, side: int) -> Iterator[tuple[Tensor, float]]:
-        """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
-
-        Weights without a gradient stay: the row of an embedding's padding has none on purpose.
-        """
+        """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes."""
+        # weights without a gradient stay: the row of an embedding's padding has none on purpose
         here, gradient = self.here[side], self.gradient[side]
         moving = (gradient != 0).to(gradient) if side == 0 else None
         for turn in range(1 + _RANDOM):

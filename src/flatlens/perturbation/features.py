@@ -35,10 +35,8 @@ UNDERFLOW = 1e-250
 
 
 def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
-    """Return W A, A a Haar-distributed orthogonal m x m matrix; W of shape (d, m), float64.
-
-    A itself is never drawn. With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r uniformly distributed orthonormal rows.
-    """
+    """Return W A, A a Haar-distributed orthogonal m x m matrix; W of shape (d, m), float64."""
+    # A itself is never drawn: with W^T = Q R, W A = R^T (Q^T A), and Q^T A is r uniformly distributed orthonormal rows
     m = W.shape[1]
     R = row_factor(W)
     return R.mT @ orthonormal_rows(R.shape[0], m, generator).to(W)
@@ -143,12 +141,7 @@ def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
 def placed(
     problem: Problem, layer: str | None, model: nn.Module | None, where: str, *, by_noise: bool
 ) -> tuple[nn.Module, Plan, Weight]:
-    """Return the network, its plan, and the named layer (the last one for None), whose features can be moved.
-
-    Raises:
-        BadInput: they cannot; `where` names the function that was called.
-        UnknownName: no linear layer has this name.
-    """
+    """Return the network, its plan, and the layer (None: the last) whose features can be moved, or refuse."""
     model = problem.measured() if model is None else model
     plan = lay_out(problem, model)
     name = plan.last() if layer is None else layer
@@ -229,10 +222,7 @@ class RotatedFeatures:
         return r * self._rotated(generator)
 
     def balanced(self, most: int, generator: torch.Generator) -> Tensor | None:
-        """Return W A of rotations whose second moments are exactly those of Haar's law, (k, g, d, m).
-
-        Taken with both signs, they give the exact mean of a quadratic form of A. None if there are more than `most`.
-        """
+        """Return W A of rotations that have, with both signs, Haar's second moments; None for more than `most`."""
         g, d, m = self.W.shape
         enough = balanced_count(g, min(d, m), m) <= most
         return row_factor(self.W).mT @ balanced_rows(g, min(d, m), m, generator) if enough else None

@@ -83,7 +83,26 @@ def inputs_of(
     its Jacobian; `with_fine`: whether `Inputs.fine` is wanted; `what`: the name of the work for `progress`. Raises
     `Refused` if the outputs depend on no floating input, or on several.
     """
-    place, width = _where(problem, model)
+    # the index of the batch's tensor that the outputs depend on, and its entries per sample
+    if has_lists(batch := problem.place(problem.probes[0])):
+        raise Refused("one floating input, samples first, can be perturbed; the data have lists of samples")
+    leaves, form = tree_flatten(batch)
+    fed = len(leaves) if problem.forward is not None else len(tree_leaves(tree_unflatten(leaves, form)[0]))
+    floating = [i for i, leaf in enumerate(leaves[:fed]) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    for i in floating:
+        leaves[i] = leaves[i].requires_grad_()
+    copies = [leaf.clone() if i in floating else leaf for i, leaf in enumerate(leaves)]
+    f = problem.run(model, tree_unflatten(copies, form))[0]
+    at = [leaves[i] for i in floating]
+    slopes = torch.autograd.grad(f.sum(), at, allow_unused=True) if f.requires_grad and at else [None] * len(at)
+    met = [i for i, slope in zip(floating, slopes, strict=True) if slope is not None]
+    if not met:
+        why = why_no_slope(problem.probes[0])
+        raise Refused(f"the outputs do not depend differentiably on a floating input: {why}")
+    if len(met) > 1 or not counts_samples(leaves[met[0]], len(f)):
+        raise Refused(f"one floating input, samples first, can be perturbed; the outputs depend on {len(met)}")
+    place, width = met[0], leaves[met[0]][0].numel()
+    # the number of samples that fit
     k = points(width)
     graph = bytes_of_a_sample(problem, model, lambda probe: run_recorded(problem, model, probe)[2], None)
     each = k * (2 * graph + 8 * (floats(k) + 3 * problem.outputs * width))
@@ -112,28 +131,6 @@ def _opened(problem: Problem, model: nn.Module, batch: Batch, place: int) -> Inp
         return problem.run(model, tree_unflatten(moved, form))[0]
 
     return Inputs(x.reshape(n, -1), outputs)
-
-
-def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
-    """Return (the index of the batch's tensor that the outputs depend on, its entries per sample)."""
-    if has_lists(batch := problem.place(problem.probes[0])):
-        raise Refused("one floating input, samples first, can be perturbed; the data have lists of samples")
-    leaves, form = tree_flatten(batch)
-    fed = len(leaves) if problem.forward is not None else len(tree_leaves(tree_unflatten(leaves, form)[0]))
-    floating = [i for i, leaf in enumerate(leaves[:fed]) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    for i in floating:
-        leaves[i] = leaves[i].requires_grad_()
-    copies = [leaf.clone() if i in floating else leaf for i, leaf in enumerate(leaves)]
-    f = problem.run(model, tree_unflatten(copies, form))[0]
-    at = [leaves[i] for i in floating]
-    slopes = torch.autograd.grad(f.sum(), at, allow_unused=True) if f.requires_grad and at else [None] * len(at)
-    met = [i for i, slope in zip(floating, slopes, strict=True) if slope is not None]
-    if not met:
-        why = why_no_slope(problem.probes[0])
-        raise Refused(f"the outputs do not depend differentiably on a floating input: {why}")
-    if len(met) > 1 or not counts_samples(leaves[met[0]], len(f)):
-        raise Refused(f"one floating input, samples first, can be perturbed; the outputs depend on {len(met)}")
-    return met[0], leaves[met[0]][0].numel()
 
 
 def require_seen(option: str, share: float, dtype: torch.dtype) -> None:

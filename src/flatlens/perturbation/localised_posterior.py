@@ -62,10 +62,7 @@ def mean_of_chains(values: Tensor) -> ChainMean:
 
 
 def split_rhat(values: Tensor) -> float:
-    """Split R-hat of chains, (chains, draws): 1 where the halves of all chains have one distribution.
-
-    Gelman et al. 2013, Eq. 11.4: the root of the pooled variance over that within half chains. 1 for constant chains.
-    """
+    """Split R-hat of chains, (chains, draws), 1 where all halves are alike (Gelman et al. 2013, Eq. 11.4)."""
     half = values.shape[1] // 2
     halves = torch.cat([values[:, :half], values[:, -half:]]).to(torch.float64)
     within, between = float(halves.var(1).mean()), float(halves.mean(1).var())

@@ -73,10 +73,7 @@ def product_at(apply: Callable[[Tensor], Tensor], u: Tensor, factor: float) -> T
 
 
 def product_with(apply: Callable[[Tensor], Tensor], u: Tensor, factor: float) -> tuple[Tensor, float] | str:
-    """Return (the product with u, the factor of u at which nothing underflows inside), or why there is none.
-
-    `factor` is the first one tried: the loss's `scale`, by which the vector is divided inside.
-    """
+    """Return (the product with u, the factor of u, from `factor` on, without underflow), or why there is none."""
 
     def at(factor: float) -> dict[str, Tensor] | None:
         found = product_at(apply, u, factor)

@@ -228,26 +228,21 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
             above(min(seen) / 2)
     sigmas = sorted(seen)
     curve = torch.stack([seen[sigma] for sigma in sigmas])
-    log_sigma, up, down = (_interpolated(sigmas, curve.mean(1), value) for value in (level, *ends))
+    means = curve.mean(1).tolist()
+
+    def crossed(level: float) -> float:
+        """Return log sigma at the first crossing; between neighbours the mean is a power of sigma."""
+        number = next((k for k, mean in enumerate(means) if not mean <= level), -1)
+        if number <= 0:
+            return math.log(sigmas[number])
+        before, value = means[number - 1], means[number]
+        if not math.isfinite(value):
+            share = 1.0
+        elif before > 0:
+            share = math.log(level / before) / math.log(value / before)
+        else:  # it is linear in log sigma where it is not positive
+            share = (level - before) / (value - before)
+        return math.log(sigmas[number - 1]) + share * math.log(sigmas[number] / sigmas[number - 1])
+
+    log_sigma, up, down = map(crossed, (level, *ends))
     return Crossing(log_sigma, (up - down) / 2 / 1.96, torch.tensor(sigmas, dtype=torch.float64), curve)
-
-
-def _interpolated(sigmas: list[float], means: Tensor, level: float) -> float:
-    """Return log sigma at the first crossing.
-
-    Between neighbours the mean is taken as a power of sigma, or as linear in log sigma if it is not positive.
-    """
-    values = means.tolist()
-    for number, value in enumerate(values):
-        if not value <= level:
-            if number == 0:
-                return math.log(sigmas[0])
-            before = values[number - 1]
-            if not math.isfinite(value):
-                share = 1.0
-            elif before > 0:
-                share = math.log(level / before) / math.log(value / before)
-            else:
-                share = (level - before) / (value - before)
-            return math.log(sigmas[number - 1]) + share * math.log(sigmas[number] / sigmas[number - 1])
-    return math.log(sigmas[-1])

@@ -165,11 +165,7 @@ def in_ball(n: int, width: int, restarts: int, generator: torch.Generator) -> Te
 
 
 def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `count` disjoint pairs far apart from each set of points (n, k, D), the farthest first.
-
-    The result is two tensors of indices, (n, count). Among distances equal within `rounding`, (n, 1), the first is
-    taken, so that rounding decides nothing.
-    """
+    """Return the indices, (n, count) each, of disjoint far pairs in each set (n, k, D); the first within `rounding`."""
     centred = points - points.mean(1, keepdim=True)  # less cancellation in the distances
     far = torch.cdist(centred, centred, compute_mode="use_mm_for_euclid_dist")
     rows, pairs = torch.arange(len(far), device=far.device), []
@@ -219,10 +215,7 @@ class Chain:
 
 
 def read_chain(problem: Problem, model: nn.Module) -> Chain:
-    """Return the network as a chain, from a symbolic trace of a float64 copy; both must give the same outputs.
-
-    Raises `Refused`, naming the operation that is not part of a chain, or if the matrices exceed the memory.
-    """
+    """Return the network as a chain, from a symbolic trace of a float64 copy, or raise `Refused` with the reason."""
     exact, x = in_float64(problem, model, "a certified variation")
     try:
         chain = _Reader(exact, problem.memory).read(x[:1])

@@ -150,10 +150,7 @@ _LOST = 1e-3  #: share of a step that the weights' own rounding may be
 
 @final
 class Landscape:
-    """The network of a problem, moved along directions and put back, without a copy of its activations.
-
-    Attention runs by its fast kernels, except where a second derivative is taken.
-    """
+    """The network, moved along directions and put back; fast attention, except where a second derivative is taken."""
 
     def __init__(self, problem: Problem, *, model: nn.Module | None = None, few: Sequence[Batch] | None = None) -> None:
         self.problem = problem
@@ -177,10 +174,8 @@ class Landscape:
         return as_one_vector(self._summed()[1])
 
     def _summed(self) -> tuple[float, dict[str, Tensor]]:
-        """Return the risk and its gradient by parameter, in float64 where it is a sum of several.
-
-        Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
-        """
+        """Return the risk and its gradient by parameter, in float64 where it is a sum of several."""
+        # where parameters are spread over processes, each process walks all the data: it takes part in every backward
         own, self.mass = not self.problem.sharded and self.few is None, 0.0
         batches = (raw for _, raw in self.problem.shared(self.fitting)) if own else self._all()
         with self.differentiated():
@@ -229,10 +224,8 @@ class Landscape:
         return {name: row.to(torch.float64) for name, row in known.items()}
 
     def second_derivative(self, direction: Direction) -> Tensor:
-        """Return the Hessian's product with a direction, (P,) float64, by double backward; each process walks all data.
-
-        It raises what autograd raises where it cannot differentiate twice, or would leave an operation out silently.
-        """
+        """Return the Hessian's product with a direction, (P,) float64; each process walks all the data."""
+        # each process walks all the data
         total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
         with (
             self.problem.measuring(self.model),
@@ -266,10 +259,8 @@ class Landscape:
         return self._known(found.risk)
 
     def rounding(self, gradient: Direction) -> float:
-        """Return how far rounding of the outputs, and of the weights to first order, moves the risk.
-
-        A difference of risks along a step has this error, however near they are: the outputs round anew at each point.
-        """
+        """Return how far rounding of the outputs, and of the weights to first order, moves the risk."""
+        # a difference of risks has this error, however near they are: the outputs round anew at each point
         self.forwards += 1
         generator, risks = torch.Generator().manual_seed(0), torch.zeros(1 + _DRAWS, dtype=torch.float64)
         eps = torch.finfo(coarsest_inside(self.problem, self.model)).eps
@@ -485,10 +476,7 @@ def spread_of(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Spread:
-    """Return the spread of the gradients of `groups` groups of about equal size, dealt at random.
-
-    `gradient` is that of all the data. The data is read once for each group.
-    """
+    """Return the spread around `gradient`, that of all the data, of those of `groups` groups, dealt at random."""
     problem, g = landscape.problem, as_one_vector(gradient)
     parts = torch.randperm(problem.n, generator=generator).tensor_split(min(groups, problem.n))
     found: dict[int, tuple[int, float, float]] = {}
