@@ -16,12 +16,11 @@ layer, weights of several calls) have one probe for each block of samples. Neith
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product
-from typing import final
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -52,17 +51,18 @@ from flatlens.problem.forward import slopes
 from flatlens.problem.ranks import ChunkBuffer
 from flatlens.progress import PRODUCTS
 
+_Changes: TypeAlias = Iterator[tuple[int, int | slice, Tensor]]
+"""Groups, rows, and their change at each position."""
 
-class Directions(ABC):
+
+@dataclass(frozen=True, eq=False)
+class Directions:
     """A family of perturbations of a layer with weight W (g, d, m)."""
 
-    @abstractmethod
-    def count(self, W: Tensor, positions: int | None) -> int:
-        """Return the number of perturbations of a weight that acts at P positions; None: those of the weight itself."""
-
-    @abstractmethod
-    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
-        """Yield (group, rows, their change at each position) of the pre-activation, from phi (n, g, m, P)."""
+    count: Callable[[Tensor, int | None], int]
+    """W -> the number of perturbations, at P positions; None: those of the weight itself."""
+    changes: Callable[[Tensor, Tensor], _Changes]
+    """W, phi (n, g, m, P) -> (group, rows, their change at each position) of the pre-activation."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield the changes U of the pre-activation, (n, g, d, P) each, from phi (n, g, m, P)."""
@@ -89,87 +89,60 @@ def _columns(W: Tensor, positions: int | None) -> int:
     return W.shape[2] if positions is None else min(W.shape[2], positions)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class RowDirections(Directions):
-    """The perturbations T_r (x) e_t / scale_t: Tr H_l for T = I, relative flatness for T^T T = W W^T."""
+def row_directions(T: Tensor, scale: Tensor | None = None) -> Directions:
+    """The perturbations T_r (x) e_t / scale_t, T (g, rows, d), scale (g, m), along rows of the factor of phi / scale.
 
-    T: Tensor  #: (g, rows, d)
-    scale: Tensor | None = None  #: (g, m)
+    The forms' sum is Tr H_l for T = I, and relative flatness for T^T T = W W^T.
+    """
 
-    def count(self, W: Tensor, positions: int | None) -> int:
-        """Return the number of perturbations."""
-        return self.T.shape[0] * self.T.shape[1] * _columns(W, positions)
+    def changes(W: Tensor, phi: Tensor) -> _Changes:
+        E = factor(phi if scale is None else phi / scale[..., None].to(phi.dtype))
+        for group, rows in enumerate(T.to(phi)):
+            for row, e in product(rows, E[:, group].unbind(1)):
+                yield group, slice(None), row[:, None] * e[:, None]
 
-    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
-        """Yield the outer product of each T_r with each row of the factor of phi / scale."""
-        E = factor(phi if self.scale is None else phi / self.scale[..., None].to(phi.dtype))
-        for group, T in enumerate(self.T.to(phi)):
-            for row in T:
-                for e in E[:, group].unbind(1):
-                    yield group, slice(None), row[:, None] * e[:, None]
+    return Directions(lambda W, positions: T.shape[0] * T.shape[1] * _columns(W, positions), changes)
 
 
-@final
-class EntryDirections(Directions):
+def entry_directions() -> Directions:
     """The perturbations W_st e_s (x) e_t, each entry along its own value; the forms sum to adaptive sharpness."""
 
-    def count(self, W: Tensor, positions: int | None) -> int:
-        """Return the number of perturbations."""
-        return W.shape[0] * W.shape[1] * _columns(W, positions)
-
-    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
-        """Yield changes of row s alone, along each row of the factor of (W_st phi_t)_t."""
+    def changes(W: Tensor, phi: Tensor) -> _Changes:
         for group, rows in enumerate(W.to(phi)):
-            for s, row in enumerate(rows):
+            for s, row in enumerate(rows):  # row s alone, along each row of the factor of (W_st phi_t)_t
                 for e in factor(phi[:, group : group + 1] * row[:, None])[:, 0].unbind(1):
                     yield group, s, e
 
+    return Directions(lambda W, positions: W.shape[0] * W.shape[1] * _columns(W, positions), changes)
 
-@final
-class ColumnDirections(Directions):
+
+def column_directions() -> Directions:
     """The perturbations w_j (x) e_j, each column along itself: the forms are those of neuron-wise flatness."""
 
-    def count(self, W: Tensor, positions: int | None) -> int:
-        """Return the number of perturbations."""
-        return W.shape[0] * W.shape[2]
-
-    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
-        """Yield w_j phi_j for each column j."""
+    def changes(W: Tensor, phi: Tensor) -> _Changes:
         for group, rows in enumerate(W.to(phi)):
             for j, w in enumerate(rows.T):
                 yield group, slice(None), w[:, None] * phi[:, group, j, None]
 
+    return Directions(lambda W, positions: W.shape[0] * W.shape[2], changes)
 
-@final
-class UnitDirections(Directions):
+
+def unit_directions() -> Directions:
     """The perturbations e_s (x) e_t, one entry by 1: each form is H_st,st."""
-
-    def count(self, W: Tensor, positions: int | None) -> int:
-        """Return the number of perturbations."""
-        return W.numel()
-
-    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
-        """Yield changes of row s alone, by phi_t."""
-        for group, s, t in product(*map(range, W.shape)):
-            yield group, s, phi[:, group, t]
+    return Directions(
+        lambda W, positions: W.numel(),
+        lambda W, phi: ((group, s, phi[:, group, t]) for group, s, t in product(*map(range, W.shape))),
+    )
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class ShiftDirections(Directions):
+def shift_directions(b: Tensor | None = None) -> Directions:
     """The perturbations z_s + b_s, the same at every position, for a bias's H_ss; b is (g, d), 1 if None."""
 
-    b: Tensor | None = None
-
-    def count(self, W: Tensor, positions: int | None) -> int:
-        """Return the number of perturbations."""
-        return W.shape[0] * W.shape[1]
-
-    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
-        """Yield changes of row s alone, by b_s at all positions."""
+    def changes(W: Tensor, phi: Tensor) -> _Changes:
         for group, s in product(*map(range, W.shape[:2])):
-            yield group, s, phi.new_ones(()) if self.b is None else self.b[group, s].to(phi)
+            yield group, s, phi.new_ones(()) if b is None else b[group, s].to(phi)
+
+    return Directions(lambda W, positions: W.shape[0] * W.shape[1], changes)
 
 
 _TOGETHER = 16  #: directions differentiated in one batched call
@@ -278,6 +251,7 @@ def _along_preactivation(
     return directions.at_preactivation(weight.cut(weight.adapter.matrix(weight.value)), seen.phi), of_units
 
 
+@dataclass(eq=False)
 class _HessianProducts:
     """Second derivatives of one graph in a pre-activation, times several directions at once.
 
@@ -286,18 +260,19 @@ class _HessianProducts:
     along a random combination of the block; where the two differ, every direction takes its own pass.
     """
 
-    def __init__(self, seen: RecordedWeight, slope: Tensor, tolerance: float) -> None:
-        self._seen, self._slope, self._tolerance = seen, slope, tolerance
-        self._sizes: set[int] = set()  #: numbers of directions whose batched pass is right
-        self._batched = True
+    seen: RecordedWeight
+    slope: Tensor
+    tolerance: float
+    sizes: set[int] = field(default_factory=set)  #: numbers of directions whose batched pass is right
+    batched: bool = True
 
     def along(self, U: Tensor) -> Tensor:
         """Return H U for directions U (b, n, g, d, P), in their shape."""
-        if self._batched and len(U) > 1:
+        if self.batched and len(U) > 1:
             found = self._together(U)
             if found is not None:
                 return found
-            self._batched = False
+            self.batched = False
         return torch.stack([self._once(u) for u in U])
 
     def _together(self, U: Tensor) -> Tensor | None:
@@ -308,23 +283,23 @@ class _HessianProducts:
             if out_of_memory(error):
                 raise
             return None
-        rows = torch.zeros_like(U) if HU is None else torch.stack([self._seen.by_position(h) for h in HU])
-        if len(U) not in self._sizes:
+        rows = torch.zeros_like(U) if HU is None else torch.stack([self.seen.by_position(h) for h in HU])
+        if len(U) not in self.sizes:
             (r,) = random_like([U[:, 0, 0, 0, 0]])
             alone, mixed = self._once(torch.tensordot(r, U, 1)), torch.tensordot(r, rows.to(r), 1)
-            if not float((alone - mixed).norm()) <= self._tolerance * float(rows.norm() * r.norm()):
+            if not float((alone - mixed).norm()) <= self.tolerance * float(rows.norm() * r.norm()):
                 return None
-            self._sizes.add(len(U))
+            self.sizes.add(len(U))
         return rows
 
     def _once(self, u: Tensor) -> Tensor:
         (Hu,) = self._pass(u, batched=False)
-        return torch.zeros_like(u) if Hu is None else self._seen.by_position(Hu)
+        return torch.zeros_like(u) if Hu is None else self.seen.by_position(Hu)
 
     def _pass(self, U: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
         # None: a later gate gives the slope a graph, on which the pre-activation has no part
         return torch.autograd.grad(
-            self._slope, [self._seen.edge], U, retain_graph=True, is_grads_batched=batched, allow_unused=True
+            self.slope, [self.seen.edge], U, retain_graph=True, is_grads_batched=batched, allow_unused=True
         )
 
 
@@ -449,13 +424,13 @@ class CurvedParameters:
         families: list[tuple[str, str, Directions]] = []
         for layer, name in self.weights.items():
             groups, rows, _ = self.plan.weights[layer].matrix.W.shape
-            every_row = RowDirections(torch.eye(rows).expand(groups, -1, -1))
-            families.append((layer, name, EntryDirections() if weighted else every_row))
+            every_row = row_directions(torch.eye(rows).expand(groups, -1, -1))
+            families.append((layer, name, entry_directions() if weighted else every_row))
         for layer, name in self.biases.items():
             matrix = self.plan.weights[layer].matrix
             assert matrix.b is not None
             b = matrix.b.reshape(matrix.W.shape[:2]) if weighted else None
-            families.append((layer, name, ShiftDirections(b)))
+            families.append((layer, name, shift_directions(b)))
         found, products = dict[str, float](), 0
         for layer, name, directions in families:
             sums, count = functional_hessian_along(
@@ -475,7 +450,7 @@ class CurvedParameters:
     def exact_products(self, sizes: dict[str, int]) -> int:
         """Return the number of products that `exact_traces` takes."""
         weights = [self.plan.weights[layer] for layer in self.weights]
-        entries = sum(EntryDirections().count(weight.matrix.W, weight.positions) for weight in weights)
+        entries = sum(entry_directions().count(weight.matrix.W, weight.positions) for weight in weights)
         return entries + sum(sizes[name] for name in (*self.biases.values(), *self.others))
 
 

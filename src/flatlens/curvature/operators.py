@@ -27,7 +27,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
 
 import torch
@@ -57,56 +58,47 @@ _CACHED = 2**24  #: bytes of a graph on a processor: LeNet takes 1.4 times as lo
 
 
 @final
+@dataclass(eq=False)
 class Graphs(Generic[_T]):
     """The results of `make` for each batch of the data, kept while they fit in half the problem's memory.
 
     The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
     anew, and these must meet it in the same state.
-
-    `of`: what `make` builds; the bytes of a sample's graph are counted once for a problem where it is given.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        model: nn.Module,
-        parameters: list[Tensor],
-        make: Callable[[Batch, int], _T],
-        every: int = 1,
-        ranks: Ranks = ALONE,
-        of: Hashable = None,
-    ) -> None:
-        self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
-        self._of = of
-        self._ranks = ranks  #: the processes that share the data
-        self._every = every  #: k: every k-th sample is used; every k-th ghost batch where samples are coupled
-        self._kept: list[_T] = []
-        self._all_kept = False
-        self._state: tuple[object, ...] = ()
-        self._bytes: int | None = None
+    problem: Problem
+    model: nn.Module
+    parameters: list[Tensor]
+    make: Callable[[Batch, int], _T]
+    every: int = 1  #: k: every k-th sample is used; every k-th ghost batch where samples are coupled
+    ranks: Ranks = ALONE  #: the processes that share the data
+    of: Hashable = None  #: what `make` builds; the bytes of a sample's graph are counted once for a problem if given
+    _kept: list[_T] = field(default_factory=list, init=False)
+    _all_kept: bool = field(default=False, init=False)
+    _state: tuple[object, ...] = field(default=(), init=False)
 
     def __iter__(self) -> Iterator[_T]:
-        with in_turn(self._model), differentiable(self._parameters):
-            catch_up(self._model)
-            state = tuple(fingerprint(p) for p in self._model.parameters())
+        with in_turn(self.model), differentiable(self.parameters):
+            catch_up(self.model)
+            state = tuple(fingerprint(p) for p in self.model.parameters())
             if state != self._state:  # the network has changed since the graphs were built
                 self._kept, self._all_kept, self._state = [], False, state
             yield from self._kept
             if not self._all_kept:
-                with self._problem.measuring(self._model):
+                with self.problem.measuring(self.model):
                     yield from self._rest(len(self._kept))
 
     def _rest(self, known: int) -> Iterator[_T]:
         each = self.bytes_per_sample
-        budget = self._problem.memory // 2
-        most = max(1, min(samples_at_once(self._problem, each), budget // (2 * each)))
+        budget = self.problem.memory // 2
+        most = max(1, min(samples_at_once(self.problem, each), budget // (2 * each)))
         turn = seen = 0
         for number, raw in self._batches(most):
             turn, seen = turn + 1, seen + size(raw)
             if turn <= known:
                 continue
             before = checkpoints_made()
-            made = self._make(self._problem.place(raw), number)
+            made = self.make(self.problem.place(raw), number)
             if turn == len(self._kept) + 1 and seen * each <= budget and checkpoints_made() == before:
                 self._kept.append(made)
             yield made
@@ -114,19 +106,17 @@ class Graphs(Generic[_T]):
         self._all_kept = turn == len(self._kept)
 
     def _batches(self, most: int) -> Iterator[tuple[int, Batch]]:
-        coupled = self._problem.coupled
-        for number, raw in self._problem.shared(most if coupled else most * self._every, self._ranks):
+        coupled = self.problem.coupled
+        for number, raw in self.problem.shared(most if coupled else most * self.every, self.ranks):
             if not coupled:  # of every k-th sample the outputs are not compared with those seen
-                yield (number if self._every == 1 else -1 - number), spaced(raw, -(-size(raw) // self._every))
-            elif number % self._every == 0:
+                yield (number if self.every == 1 else -1 - number), spaced(raw, -(-size(raw) // self.every))
+            elif number % self.every == 0:
                 yield number, raw
 
-    @property
+    @cached_property
     def bytes_per_sample(self) -> int:
         """Return the bytes that autograd saves for one sample, counted on a probe."""
-        if self._bytes is None:
-            self._bytes = bytes_of_a_sample(self._problem, self._model, lambda probe: self._make(probe, -1), self._of)
-        return self._bytes
+        return bytes_of_a_sample(self.problem, self.model, lambda probe: self.make(probe, -1), self.of)
 
 
 def samples_at_once(problem: Problem, each: int) -> int:
@@ -385,9 +375,8 @@ class Hessian(Operator):
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk and its gradient by parameter, of the graphs that the next products go through."""
         with _differentiating():
-            risk, gradient = self.space.total(
-                (cast(_Twice, graph).share() for graph in self._graphs), self.problem.ranks
-            )
+            shares = (cast(_Twice, graph).share() for graph in self._graphs)
+            risk, gradient = self.space.total(shares, self.problem.ranks)
         return risk, finite_gradient({name: part.to(self.dtype) for name, part in gradient.items()}, self.dtype)
 
     def quadratic(self, direction: Mapping[str, Tensor]) -> float:

@@ -9,6 +9,7 @@ H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             the block of row s, D_i = J
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -276,28 +277,25 @@ class DenseBlock:
         return lanczos(self, start.to(self.phi), rtol=rtol, progress=progress)
 
 
-def block_fits(problem: Problem, plan: Plan, layer: str) -> bool:
-    """Return whether the layer is dense and its factors fit in half the problem's memory."""
-    weight = plan.weights[layer]
-    if not weight.dense:
-        return False
-    _, d, m = weight.matrix.W.shape
-    numbers = problem.n * (problem.outputs * (d + problem.outputs) + m)
-    return numbers * problem.dtype.itemsize <= problem.memory // 2
-
-
 def dense_blocks(
-    problem: Problem, model: nn.Module, plan: Plan, layers: list[str], progress: Progress | None = None
+    problem: Problem, model: nn.Module, plan: Plan, layers: Iterable[str], progress: Progress | None = None
 ) -> dict[str, DenseBlock]:
-    """Return the factors of some dense layers, from one pass."""
-    gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
+    """Return the factors of those layers that are dense, and whose factors fit in half the memory, from one pass."""
+    gathered: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for layer in layers:
+        _, d, m = plan.weights[layer].matrix.W.shape
+        numbers = problem.n * (problem.outputs * (d + problem.outputs) + m)
+        if plan.weights[layer].dense and numbers * problem.dtype.itemsize <= problem.memory // 2:
+            gathered[layer] = []
+    if not gathered:
+        return {}
     Cs: list[Tensor] = []
     with closing(one_pass(problem, model, plan, None, progress, {"C", "K"})) as chunks:
         for chunk in chunks:
-            for layer in layers:
+            for layer, parts in gathered.items():
                 jacobian = chunk.layers[layer].weight
                 assert isinstance(jacobian, DenseJacobian)
-                gathered[layer].append((jacobian.J.to(problem.dtype, copy=True), jacobian.phi))
+                parts.append((jacobian.J.to(problem.dtype, copy=True), jacobian.phi))
             Cs.append(next(iter(chunk.layers.values())).C.to(problem.dtype))
     C = torch.cat(Cs)
     return {

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flatlens.curvature.functional_hessian import ColumnDirections, RowDirections
+from flatlens.curvature.functional_hessian import column_directions, row_directions
 from flatlens.errors import BadOption
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
 from flatlens.measures.definition import (
@@ -76,12 +76,12 @@ def _relative_curvature(lens: Lens, layer: str, measure: Measure, run: Run) -> T
     weight, normalized = lens.plan.weight(layer).matrix, measure.option("normalized")
     if measure.option("kernel") is not None:
         shaped = weight.W * shape_of_kernel(lens.feature_scale()[layer])[:, None]
-        return lens.functional_hessian(layer, RowDirections(row_factor(shaped)), run)
+        return lens.functional_hessian(layer, row_directions(row_factor(shaped)), run)
     if normalized is None:
-        return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
+        return lens.functional_hessian(layer, row_directions(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
     scale = spread if normalized == "std" else spread.square()
-    return lens.functional_hessian(layer, RowDirections(row_factor(weight.W * scale[:, None]), scale), run)
+    return lens.functional_hessian(layer, row_directions(row_factor(weight.W * scale[:, None]), scale), run)
 
 
 def _products_of_rows(weight: Weight, rows: int) -> int:
@@ -134,7 +134,7 @@ def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None, kerne
 def _curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     W = lens.plan.weight(layer).matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
-    return W.square().sum() * lens.functional_hessian(layer, RowDirections(every_row), run)
+    return W.square().sum() * lens.functional_hessian(layer, row_directions(every_row), run)
 
 
 @of_weight(
@@ -173,7 +173,7 @@ of_columns = partial(
     symbol=r"\rho_\sigma",
     source="reparam2019 App. B",
     cost="one pass, per-sample gradients of shared weights; m Hessian products for a layer below a smooth activation",
-    curvature=lambda lens, layer, measure, run: lens.functional_hessian(layer, ColumnDirections(), run, each=True),
+    curvature=lambda lens, layer, measure, run: lens.functional_hessian(layer, column_directions(), run, each=True),
     products=lambda weight: weight.matrix.W.shape[0] * weight.matrix.W.shape[2],
 )
 def neuron_flatness(g: LayerGrams) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
-from flatlens.curvature.functional_hessian import ShiftDirections
+from flatlens.curvature.functional_hessian import shift_directions
 from flatlens.curvature.krylov import Remembered, relative_residual
 from flatlens.curvature.leading import eigenspace as found_space
 from flatlens.curvature.spectral_norms import batch_jacobians, feature_norms
@@ -292,7 +292,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
         if name in blocks:
             D = blocks[name].row_curvatures()
             if name not in lens.plan.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
-                D = D + lens.functional_hessian(name, ShiftDirections(), run, weigh=lambda forms: forms).to(D)
+                D = D + lens.functional_hessian(name, shift_directions(), run, weigh=lambda forms: forms).to(D)
             maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
             maxima, share = _rows_one_by_one(lens, run, weight, rtol)

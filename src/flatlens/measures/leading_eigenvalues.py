@@ -19,7 +19,7 @@ from flatlens.curvature import Eigenpairs, Operator, eigenpairs, lanczos
 from flatlens.curvature.krylov import CHANCE, Remembered, relative_residual
 from flatlens.curvature.optimiser_geometry import Preconditioner
 from flatlens.curvature.spectral_norms import JacobianNorm
-from flatlens.curvature.spectrum import WARMING, DenseBlock, block_fits, dense_blocks
+from flatlens.curvature.spectrum import WARMING, DenseBlock, dense_blocks
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Key, Kind, with_note
 from flatlens.grams import Weight
@@ -148,8 +148,7 @@ def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
 
 def closed_form(lens: Lens, run: Run, layers: Iterable[str]) -> dict[str, DenseBlock]:
     """Return the Gauss-Newton blocks of those layers where one pass over every output gives them."""
-    closed = [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.plan, name)]
-    return dense_blocks(lens.problem, lens.model, lens.plan, closed, run.progress) if closed else {}
+    return dense_blocks(lens.problem, lens.model, lens.plan, layers if lens.probes is None else (), run.progress)
 
 
 def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:

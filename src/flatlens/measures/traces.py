@@ -17,11 +17,11 @@ from torch import Tensor
 from flatlens.curvature import Hessian
 from flatlens.curvature.functional_hessian import (
     Directions,
-    RowDirections,
-    ShiftDirections,
-    UnitDirections,
     curved_parameters,
     diagonal,
+    row_directions,
+    shift_directions,
+    unit_directions,
 )
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadOption
@@ -377,11 +377,11 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
         families: list[tuple[Directions, Tensor | None]] = []  # directions, and the scale of each
         if layer in curved.weights:
             by_row = weight.dense and not adaptive
-            every = RowDirections(torch.eye(W.shape[1]).expand(1, -1, -1)) if by_row else UnitDirections()
+            every = row_directions(torch.eye(W.shape[1]).expand(1, -1, -1)) if by_row else unit_directions()
             families.append((every, W.flatten().square() if adaptive else None))
         if layer in curved.biases:
             assert b is not None
-            families.append((ShiftDirections(), b.square() if adaptive else None))
+            families.append((shift_directions(), b.square() if adaptive else None))
         for family, scale in families:
 
             def absolute(forms: Tensor, scale: Tensor | None = scale) -> Tensor:
