@@ -9,7 +9,7 @@ so the entries of one product are one draw of the whole diagonal, and their sum 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -111,18 +111,6 @@ def _sum(parts: list[Diagonal], names: Collection[str]) -> Estimate:
     return total
 
 
-def _arrays(parts: list[Diagonal]) -> Mapping[str, Tensor]:
-    """Return the sum of independent parts, and the standard errors of its entries, by name."""
-    values, squares = dict[str, Tensor](), dict[str, Tensor]()
-    for part in parts:
-        for name, own in part.values.items():
-            values[name] = values[name] + own if name in values else own
-        for name, own in part.stderr.items():
-            squares[name] = squares[name] + own.square() if name in squares else own.square()
-    estimated = {name: squares.get(name, torch.zeros_like(own)) for name, own in values.items()} if squares else {}
-    return {**values, **{f"{name}.stderr": own.sqrt() for name, own in estimated.items()}}
-
-
 @of_hessian(
     id="H14",
     symbol=r"\partial^2 L / \partial\theta_j^2",
@@ -172,7 +160,15 @@ def hessian_diagonal(
         if lens.underflow and not any(bool(own.any()) for own in parts[-1].values.values()):
             return undefined(lens.underflow)
         note = "" if draws is None else f"{draws} probes for the entries of {operator.size:,} parameters"
+    # the entries are sums of independent parts, and so are the squares of their standard errors
+    values, squares = dict[str, Tensor](), dict[str, Tensor]()
+    for part in parts:
+        values |= {name: values[name] + own if name in values else own for name, own in part.values.items()}
+        for name, own in part.stderr.items():
+            squares[name] = squares[name] + own.square() if name in squares else own.square()
+    estimated = {name: squares.get(name, torch.zeros_like(own)) for name, own in values.items()} if squares else {}
+    arrays = values | {f"{name}.stderr": own.sqrt() for name, own in estimated.items()}
     # sums by layer, and of all; the entries are with the latter
-    whole = with_note(_sum(parts, problem.parameters), note)
-    whole = replace(whole, arrays=_arrays(parts), products=sum(operator.products for operator in operators))
+    products = sum(operator.products for operator in operators)
+    whole = replace(with_note(_sum(parts, problem.parameters), note), arrays=arrays, products=products)
     return {("", None): whole, **{("", at): _sum(parts, names) for at, names in places.items()}}

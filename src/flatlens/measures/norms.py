@@ -166,8 +166,17 @@ def fisher_rao(lens: Lens) -> Parts:
         return {("", None): undefined(WEIGHTLESS), ("parameters", None): undefined(WEIGHTLESS)}
     whole = len(lens.plan.weights) * float(euclidean(outer)) / math.sqrt(len(outer))
     found: tuple[Tensor, int] | str = NO_PARAMETER
+
+    def along_parameters() -> tuple[Tensor, int]:
+        """Return (<g_i, sum_j theta_j df_i/dtheta_j>, (n,), with g_i of `fisher_slopes`; the products that it took)."""
+        if places := lens.gathered(_slope_along_parameters):
+            return torch.stack(list(places.values())).sum(0).detach(), 0
+        jacobian = ParameterJacobian(lens.problem, model=lens.model)
+        along = jacobian.times(jacobian.space.point()).to(torch.float64)
+        return (_by_a_forward_pass(lens, lambda f, y: fisher_slopes(lens.problem, f, y)).to(along) * along).sum(1), 1
+
     if lens.problem.parameters:
-        found = lens.attempted(partial(_along_parameters, lens), "fisher_rao.parameters")
+        found = lens.attempted(along_parameters, "fisher_rao.parameters")
     if isinstance(found, str):
         return {("", None): Estimate(whole), ("parameters", None): undefined(found)}
     inner, products = found
@@ -179,12 +188,3 @@ def fisher_rao(lens: Lens) -> Parts:
         ("", None): Estimate(whole, note="" if alike else note),
         ("parameters", None): Estimate(parameters, products=products),
     }
-
-
-def _along_parameters(lens: Lens) -> tuple[Tensor, int]:
-    """Return (<g_i, sum_j theta_j df_i/dtheta_j>, (n,), with g_i of `fisher_slopes`; the products that it took)."""
-    if places := lens.gathered(_slope_along_parameters):
-        return torch.stack(list(places.values())).sum(0).detach(), 0
-    jacobian = ParameterJacobian(lens.problem, model=lens.model)
-    along = jacobian.times(jacobian.space.point()).to(torch.float64)
-    return (_by_a_forward_pass(lens, lambda f, y: fisher_slopes(lens.problem, f, y)).to(along) * along).sum(1), 1

@@ -81,36 +81,34 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
     if muon and lens.problem.sharded:
         return undefined("the geometry of Muon needs whole matrices: these are spread over processes")
     try:
-        if muon:
-            return _over_matrices(lens, run, lens.optimiser)
+        if muon:  # the best of several climbs over its ball
+            every = ball_of(lens.optimiser, lens.problem.model).items()
+            radius, gradient = {name: s for name, s in every if name in lens.problem.parameters}, lens.gradient
+            operator = Hessian(lens.problem, radius, model=lens.model)
+            size = dual_norm(gradient, radius)
+            if not size > 0:
+                return undefined("the gradient is zero: Muon's step has no size to compare with")
+            drawn = torch.randn(CLIMBS - 1, operator.size, generator=run.generator, dtype=torch.float64)
+            first = operator.space.flat({name: gradient[name] for name in radius})
+            starts = [first, *drawn.to(operator.space.point())]
+            climbs = climb_in_ball(operator, radius, starts, progress=run.progress) / size
+            lens.count(operator.products)
+            note = f"the best of {CLIMBS} climbs; a larger curvature may exist"
+            best, arrays = float(climbs.max()), {"climbs": climbs}
+            return Estimate(best, kind="lower bound", note=note, products=operator.products, arrays=arrays)
         P = preconditioner_of(lens.optimiser, lens.problem.model)
         if lens.problem.sharded and P.axes:
             return undefined("the preconditioner needs whole matrices: these are spread over processes")
         if lens.problem.sharded:
             return sharded_top(lens, run, "preconditioned_sharpness", rtol, P=P)
-        operator = PreconditionedHessian(lens.problem, P, model=lens.model)
+        divided = PreconditionedHessian(lens.problem, P, model=lens.model)
     except Overflows:
         raise
     except BadInput as error:
         return undefined(str(error))
-    found = top_of(lens, run, "preconditioned_sharpness", operator, rtol)
+    found = top_of(lens, run, "preconditioned_sharpness", divided, rtol)
     eval_mode = not lens.problem.coupled and any(isinstance(m, _BatchNorm) for m in lens.model.modules())
     return with_note(found, OF_EVAL if eval_mode else "")
-
-
-def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Estimate:
-    radius = {name: s for name, s in ball_of(optimiser, lens.problem.model).items() if name in lens.problem.parameters}
-    operator = Hessian(lens.problem, radius, model=lens.model)
-    gradient = lens.gradient
-    size = dual_norm(gradient, radius)
-    if not size > 0:
-        return undefined("the gradient is zero: Muon's step has no size to compare with")
-    drawn = torch.randn(CLIMBS - 1, operator.size, generator=run.generator, dtype=torch.float64)
-    starts = [operator.space.flat({name: gradient[name] for name in radius}), *drawn.to(operator.space.point())]
-    climbs = climb_in_ball(operator, radius, starts, progress=run.progress) / size
-    lens.count(operator.products)
-    note, arrays = f"the best of {CLIMBS} climbs; a larger curvature may exist", {"climbs": climbs}
-    return Estimate(float(climbs.max()), kind="lower bound", note=note, products=operator.products, arrays=arrays)
 
 
 def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, final
 
@@ -64,7 +65,6 @@ class Elsewhere:
         self.space = space_of(problem, self.model, parameters)
         self.here = self.space.point()  #: the network's own values
         self._runner = Runner(problem, self.model)
-        self._most: int | None = None
 
     def run(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs, targets) of a placed batch at theta; differentiable in theta."""
@@ -129,16 +129,13 @@ class Elsewhere:
             for start in range(0, size(group), self.fitting):
                 yield take(group, start, min(start + self.fitting, size(group)))
 
-    @property
+    @cached_property
     def fitting(self) -> int:
         """Return how many samples' graphs fit in the problem's memory."""
-        if self._most is None:
-            probe = self.problem.place(self.problem.probes[0])
-            at = self.here.clone().requires_grad_()
-            with self.problem.measuring(self.model):
-                each = bytes_saved(self.model, size(probe), lambda: self.run(at, probe))
-            self._most = samples_at_once(self.problem, each)
-        return self._most
+        probe, at = self.problem.place(self.problem.probes[0]), self.here.clone().requires_grad_()
+        with self.problem.measuring(self.model):
+            each = bytes_saved(self.model, size(probe), lambda: self.run(at, probe))
+        return samples_at_once(self.problem, each)
 
 
 Direction = Mapping[str, Tensor]
