@@ -72,8 +72,9 @@ def test_every_measure_by_probes_is_exact_over_all_signs(name: str, loss: str) -
         sketch = AllSigns(8, 0, "C" in measure.needs)
         found: dict[str | None, Tensor] = {}
         for chunk in one_pass(problem, net, lens.plan, None, None, measure.needs, sketch):
-            for place, grams in fl.measures.lens._places(measure, chunk):
-                value = measure.evaluate(grams) / (8 * problem.n if measure.total else 8)
+            for (key, place), value in fl.measures.lens._values(measure, chunk):
+                assert key == measure.key
+                value = value / (8 * problem.n if measure.total else 8)
                 found[place] = found[place] + value if place in found else value
         assert found
         for place, value in found.items():

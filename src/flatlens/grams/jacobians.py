@@ -377,6 +377,11 @@ class ChunkJacobians:
     make_grams: Callable[..., LayerGrams]
     inputs_alone: bool = False  #: whether nothing of parameters is read
 
+    @property
+    def _at_inputs(self) -> tuple[RowProduct, ...]:
+        """What the input side of every place computes."""
+        return ("gram", "squares") if "squares" in self.needs else ("gram",)
+
     @cached_property
     def roots(self) -> Roots:
         """The root of C, which all layers share."""
@@ -449,7 +454,7 @@ class ChunkJacobians:
             return None
         Jx = concatenated([self.found[f"input:{number}"] for number in range(len(inputs))], 2).flatten(2)
         x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
-        return self.make_grams(partial(row_products, Jx, self._input_wanted()), x, norm2(x))
+        return self.make_grams(partial(row_products, Jx, self._at_inputs), x, norm2(x))
 
     def jacobian(self, weight: Weight) -> WeightJacobian:
         """Return the Jacobian in a weight."""
@@ -505,7 +510,8 @@ class ChunkJacobians:
         plan, weight = self.forward.plan, self.forward.plan.weights.get(key)
         # df/dx x equals <df/dW, W> if the weight acts there alone, on the whole input
         along = weight is not None and weight.as_given and len(weight.products) == 1 and not plan.ignores_padding
-        wanted, route = self._input_wanted(along=along), input_route(plan, key, self.needs)
+        wanted = (*self._at_inputs, "along") if along and "along" in self.needs else self._at_inputs
+        route = input_route(plan, key, self.needs)
         if isinstance(jacobian, DenseJacobian) and plan.weights[key].pure and "columns" in self.needs:
             return lambda: {what: jacobian.product("x", what) for what in wanted}  # its columns need df/dx, too
         if weight is not None and route == "output":
@@ -517,11 +523,6 @@ class ChunkJacobians:
             assert product is not None
             return partial(input_products, plan.weights[key], self.found[f"z:{key}"], product.shape[2:], wanted, x)
         return partial(row_products, self.found[f"x:{key}"].flatten(2), wanted, x=x)
-
-    def _input_wanted(self, *, along: bool = False) -> tuple[RowProduct, ...]:
-        """Return what the input side of a place computes; `along`: whether df/dx x is a sum over a weight's entries."""
-        also: dict[RowProduct, bool] = {"squares": True, "along": along}
-        return ("gram", *(what for what, is_known in also.items() if is_known and what in self.needs))
 
 
 def lookups_of(tape: Tape, name: str) -> list[Lookup]:

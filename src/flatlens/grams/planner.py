@@ -1,7 +1,7 @@
 """The planner: makes the plan of a pass from trials on the problem's probe samples.
 
 The plan states only what all trials show. It is then compared with autograd's own gradients on the same
-trials (`unproved`); a place where they differ is distrusted, and the plan is made again without it. If a weight's
+trials (`proved`); a place where they differ is distrusted, and the plan is made again without it. If a weight's
 arithmetic is right on some samples, it is right on all batches with the same structure, and the pass compares every
 chunk's structure with the plan's.
 
@@ -12,7 +12,7 @@ measures of weights have a value for it. Sums over weights do not count it, as t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -143,9 +143,8 @@ def lay_out(
             return plan if same else planned(plan.structure, distrusted)
 
         plan = planned(reduce(Structure.common_with, (trial.structure for trial in trials)), distrusted)
-        proofs = [proof_of(model, plan, trial, generator) for trial in trials]
-        found = zip(trials, proofs, strict=True)
-        wrong = {place for trial, proof in found for place in unproved(problem, model, plan, trial, proof)}
+        proofs, unproved = zip(*(proved(problem, model, plan, trial, generator) for trial in trials), strict=True)
+        wrong = set[str]().union(*unproved)
         plan = plan if not wrong else planned(plan.structure, {*distrusted, *wrong})
         if attention_heads:
             heads = HeadFinder(trials[0].tape.graph).run()
@@ -223,7 +222,13 @@ class _Planner:
         for name in derived:
             stored += sum(lookup.shape.numel() for lookup in lookups_of(tape, name)) or sizes[name]
             stored += sum(tensor.shape.numel() for tensor in tape.derived[name] or ())
-        key = structure.first
+        # Whether the outputs also come from other layers than the last, with no layer after them.
+        key, graph, several_ends = structure.first, tape.graph, False
+        if own := {tape.operations[name].node for name in [*weights.values()][-1].products} if weights else set():
+            ends = {node for node in graph.nodes if node in own or graph.is_layer(node)}
+            onward = {node: [] if node in ends else sources_of(node) for node in graph.nodes}
+            reached = walk(graph.nodes[-1:], onward.__getitem__)
+            several_ends = len({node in own for node in reached if node in ends}) == 2
         return Plan(
             structure=replace(structure, derived={name: structure.derived[name] for name in derived}),
             weights=weights,
@@ -244,21 +249,13 @@ class _Planner:
             itemsize=first.f.element_size(),
             ignores_padding=all(t.tape.mask is not None and t.ignores(t.tape.mask) for t in self.trials),
             batched=BATCHING not in self.distrusted,
-            several_ends=self._several_ends(weights),
+            several_ends=several_ends,
         )
 
     def _known(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
         """The names of operations; None if one has no known samples."""
         names = tuple(self.tape.names[read.node] for read in reads)
         return names if all(name in self.rows for name in names) else None
-
-    def _several_ends(self, weights: dict[str, Weight]) -> bool:
-        """Return whether the outputs also come from other layers than the last, with no layer after them."""
-        last, graph = next(reversed(weights.values()), None), self.tape.graph
-        own = {self.tape.operations[name].node for name in last.products} if last is not None else set()
-        ends = {node for node in graph.nodes if node in own or graph.is_layer(node)} if own else set()
-        reached = walk(graph.nodes[-1:], lambda node: [] if node in ends else sources_of(node)) if own else ()
-        return len({node in own for node in reached if node in ends}) == 2
 
     def _weights(self) -> dict[str, Weight]:
         """The weights of layers and of products outside them, by name, in the order in which they first multiply."""
@@ -410,7 +407,7 @@ _ATTENDS = ("SoftmaxBackward0", "SafeSoftmaxBackward0")  #: nodes of which atten
 
 
 def _fused_alike(
-    problem: Problem, model: nn.Module, plan: Plan, batches: list[Batch], proofs: list[Certificate]
+    problem: Problem, model: nn.Module, plan: Plan, batches: list[Batch], proofs: Sequence[Certificate]
 ) -> bool:
     """Return whether torch's fused attention has the same plan and, on the trials, the same derivatives.
 
@@ -449,22 +446,20 @@ def _near(one: Tensor, other: Tensor, rtol: float) -> bool:
     return bool(torch.linalg.vector_norm(one - other) <= rtol * torch.linalg.vector_norm(other))
 
 
-def proof_of(model: nn.Module, plan: Plan, trial: Trial, generator: torch.Generator) -> Certificate:
-    """Return a random combination of a trial's outputs, and its derivatives by autograd."""
-    named: dict[str, Tensor] = dict(model.named_parameters())
-    weights = [w for w in plan.weights.values() if w.products]
-    names = dict.fromkeys(
-        (*plan.small_parameters, *plan.derived, *(name for w in weights for name in (w.parameter, w.bias) if name))
-    )
-    watched = watched_places(trial.tape, plan, [], trial.n, ())
-    return certificate_of(trial.f, watched, {name: named[name] for name in names}, generator)
+def proved(
+    problem: Problem, model: nn.Module, plan: Plan, trial: Trial, generator: torch.Generator
+) -> tuple[Certificate, list[str]]:
+    """Return a random combination of a trial's outputs, with its derivatives by autograd, and where the plan is wrong.
 
-
-def unproved(problem: Problem, model: nn.Module, plan: Plan, trial: Trial, certificate: Certificate) -> list[str]:
-    """Return the places at which parameters act whose computed gradient is not autograd's on a trial."""
+    These are the places at which parameters act whose computed gradient is not autograd's.
+    """
     tape, n, named = trial.tape, trial.n, dict[str, Tensor](model.named_parameters())
-    rebuilt = ForwardPass(plan, tape, named, n, kept_by(plan, tape, n)).rebuilt(certificate.totals, weights=True)
-    checker = Checker(problem, model, plan)
-    same = checker.same_gradients(certificate, rebuilt)
+    weights = [w for w in plan.weights.values() if w.products]
+    of_weights = (name for w in weights for name in (w.parameter, w.bias) if name)
+    names = dict.fromkeys((*plan.small_parameters, *plan.derived, *of_weights))
+    watched = watched_places(tape, plan, [], n, ())
+    proof = certificate_of(trial.f, watched, {name: named[name] for name in names}, generator)
+    rebuilt = ForwardPass(plan, tape, named, n, kept_by(plan, tape, n)).rebuilt(proof.totals, weights=True)
+    same = zip(rebuilt, Checker(problem, model, plan).same_gradients(proof, rebuilt), strict=True)
     # if a parameter's first place is distrusted, the parameter becomes unexplained
-    return [plan.uses(tape, name)[0][1] for name, right in zip(rebuilt, same, strict=True) if not bool(right)]
+    return proof, [plan.uses(tape, name)[0][1] for name, right in same if not bool(right)]

@@ -94,18 +94,26 @@ class Tape:
             if leaf is None or read_alike:
                 continue
             if reads is not None and all(isinstance(read, Lookup) for read in reads):
-                found = [derived_from(graph, read.node, read.shape, sampled) for read in reads]
-                self.derived[name] = None if None in found else tuple(one for each in found for one in each or ())
+                each = [derived_from(graph, read.node, read.shape, sampled) for read in reads]
+                self.derived[name] = None if None in each else tuple(one for some in each for one in some or ())
             else:
                 self.derived[name] = derived_from(graph, leaf, p.shape, sampled)
         # A call's product is among those that ran between its start and its end.
-        products = (product for node in graph.nodes if (product := product_of(node)) is not None)
-        by_turn = sorted(products, key=lambda found: found[0].turn)
-        turns = [product.turn for product, _ in by_turn]
+        products = [product for node in graph.nodes if (product := product_of(node)) is not None]
+        by_turn = sorted((product.turn, number) for number, (product, _) in enumerate(products))
+        turns = [turn for turn, _ in by_turn]
         for call in self.linear.values():
-            inside = by_turn[bisect(turns, call.began) : bisect_left(turns, call.ended)]
+            first, end = bisect(turns, call.began), bisect_left(turns, call.ended)
+            inside = [products[number] for _, number in by_turn[first:end]]
             weight = call.module._parameters.get("weight")
-            call.product = _product_in(call, inside, self.reads.get(graph.names.get(id(weight), "")))
+            if weight is not None:
+                reads = self.reads.get(graph.names.get(id(weight), ""))
+                mine = {read.node: read for read in reads or () if isinstance(read, Product)}
+                found = [mine[product.node] for product, _ in inside if product.node in mine]
+            else:  # a weight that is computed from other parameters (weight_norm) is recognised by its value
+                value: Tensor = call.module.weight  # type: ignore[assignment]
+                found = [product for product, W in inside if _equal_to_rounding(W, value.detach())]
+            call.product = found[0] if len(found) == 1 else None
             if call.product is not None:
                 node = call.product.node
                 call.pure = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
@@ -117,26 +125,10 @@ class Tape:
             )
 
 
-def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
-    """The call's product with its weight, from the products inside the call; None unless there is exactly one.
-
-    A weight that is a parameter is found in the graph. A weight computed from other parameters (weight_norm) is
-    recognised by its value, to rounding.
-    """
-    if call.module._parameters.get("weight") is not None:
-        mine = {read.node: read for read in reads or () if isinstance(read, Product)}
-        found = [mine[product.node] for product, _ in inside if product.node in mine]
-    else:
-        weight = call.module.weight
-        assert isinstance(weight, Tensor)
-        scale = float(weight.detach().abs().max()) if weight.numel() else 0.0
-        found = [
-            product
-            for product, W in inside
-            if W.shape == weight.shape
-            and torch.allclose(W, weight.detach().to(W), rtol=0, atol=100 * torch.finfo(W.dtype).eps * scale)
-        ]
-    return found[0] if len(found) == 1 else None
+def _equal_to_rounding(W: Tensor, weight: Tensor) -> bool:
+    scale = float(weight.abs().max()) if weight.numel() else 0.0
+    most = 100 * torch.finfo(W.dtype).eps * scale
+    return W.shape == weight.shape and torch.allclose(W, weight.to(W), rtol=0, atol=most)
 
 
 def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:

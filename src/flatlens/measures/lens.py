@@ -42,7 +42,6 @@ from flatlens.errors import (
 from flatlens.estimate import Key, Progress
 from flatlens.grams import (
     ChunkGrams,
-    LayerGrams,
     Plan,
     PlanBroken,
     Sketch,
@@ -64,7 +63,7 @@ from flatlens.problem.eval_context import device_of, differentiable, fingerprint
 from flatlens.problem.forward import Outcomes, forwards, from_rows, outcomes, slopes_of_each
 from flatlens.problem.inspection import require_same_everywhere
 from flatlens.problem.problem import require_finite_weights
-from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks, emptied, to_parts
+from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks, to_parts
 from flatlens.progress import count_of
 from flatlens.user_code import OURS, is_users, said
 
@@ -169,12 +168,12 @@ class Gatherer:
         for other in ranks.together(failed):
             failed = other | failed
         found = kept.joined(ranks) | {at: total.div_(problem.n).cpu() for at, total in ranks.totals(totals).items()}
-        by_probe: dict[Key, list[Tensor]] = {}
-        for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
+        del totals  # freed now: each may be as large as a weight, and is not held twice
+        values: dict[Key, Tensor] = {}
+        for key in dict.fromkeys(key for key, _ in found):
+            each = [found.pop((key, probe)) for probe in range(probes) if (key, probe) in found]
             if (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
-                by_probe.setdefault(key, []).append(value)
-        del found, totals  # freed now: each may be as large as a weight, and is not held twice
-        values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
+                values[key] = each[0] if sketch is None else torch.stack(each)
         return Gathered(values, None if alone else from_rows(ends.joined(ranks)), failed=failed)
 
     def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:
@@ -217,8 +216,22 @@ class Gatherer:
 
 def _values(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[Key, Tensor | str]]:
     """Yield a measure's value, or why there is none, at each of its places; and how far rounding may move it."""
+    layers = chunk.layers.items()
+    if measure.place == "input":
+        network = [(None, chunk.input)] if measure.answer == "input" else []
+        places = [*network, *((name, g) for name, g in layers if g.input_side is not None)]
+    elif measure.place == "outputs":
+        places = [(None, chunk.outputs)]
+    elif measure.place == "weight":
+        scaled = measure.scales_features
+        known = ((name, g) for name, g in (*layers, *chunk.parts.items()) if g.weight is not None and g.has_derivative)
+        places = [(name, g) for name, g in known if g.feature_scale is not None or not scaled]
+    else:
+        places = [*((name, g) for name, g in layers if g.counts_weight or g.counts_bias), *chunk.others.items()]
     once: dict[int, Any] = {}  # the network's input may be that of its first layer
-    for place, grams in _places(measure, chunk):
+    for place, grams in places:
+        if grams is None:
+            continue
         if id(grams) not in once:
             once[id(grams)] = attempted(partial(measure.evaluate, grams), measure.key)
         value = once[id(grams)]
@@ -226,23 +239,6 @@ def _values(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[Key, Tens
             value, moved = value
             yield (measure.key + BY_ROUNDING, place), moved
         yield (measure.key, place), value
-
-
-def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
-    if measure.place == "input":
-        if measure.answer == "input" and chunk.input is not None:
-            yield None, chunk.input
-        yield from ((name, g) for name, g in chunk.layers.items() if g.input_side is not None)
-    elif measure.place == "outputs":
-        yield None, chunk.outputs
-    elif measure.place == "weight":
-        scaled = measure.scales_features
-        for name, g in (*chunk.layers.items(), *chunk.parts.items()):
-            if g.weight is not None and g.has_derivative and (g.feature_scale is not None or not scaled):
-                yield name, g
-    else:
-        yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)
-        yield from chunk.others.items()
 
 
 def by_weighting(measures: Iterable[PassMeasure]) -> Iterator[tuple[bool, list[PassMeasure]]]:

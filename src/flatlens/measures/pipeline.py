@@ -11,8 +11,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeAlias, overload
 
 import torch
@@ -303,7 +303,7 @@ def _rows(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
         run.progress.begin(one.key)
     start, passed = time.perf_counter(), lens.pass_seconds
     found: dict[Key, Estimate] | str = _not_defined(lens, one)
-    found = found or lens.attempted(partial(_adjusted, lens, one, run), one.key)
+    found = found or lens.attempted(partial(lens.planned, partial(_adjusted, lens, one, run)), one.key)
     rows = {(one.key, None): undefined(found)} if isinstance(found, str) else found
     seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
     return {
@@ -320,7 +320,19 @@ def _rows(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
 
 def _adjusted(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     """Return a measure's rows: undefined where arithmetic hides them, with a note where a linear loss makes them 0."""
-    rows = lens.planned(partial(_answer, lens, one, run))
+    rows: dict[Key, Estimate]
+    if isinstance(one, PassMeasure) and _omitted(lens, one, run):
+        rows = {(one.key, None): undefined(needs_every_output(lens))} if run.asked else {}
+    elif isinstance(one, PassMeasure):
+        rows = dict(_PassRows(lens, one, run).rows())
+    else:
+        assert isinstance(one, NetworkMeasure)
+        if one.on_request and one.of_parameters and not lens.problem.parameters:
+            return {(one.key, None): undefined(NO_PARAMETER)}
+        result = one.evaluate(lens, run) if one.takes_run else one.evaluate(lens)
+        parts: Parts = {("", None): result} if isinstance(result, Estimate) else result
+        in_order = sorted(parts.items(), key=lambda row: row[0][1] is not None)  # the network's rows first
+        rows = {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in in_order}
     # precision: in coarse arithmetic, small eigenvalues are rounding
     if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
         why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
@@ -333,18 +345,6 @@ def _adjusted(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     if of_curvature and _all_zero(rows):
         rows = {key: with_note(estimate, lens.linear_loss) for key, estimate in rows.items()}
     return rows
-
-
-def _answer(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
-    if isinstance(one, PassMeasure):
-        return dict(_PassRows(lens, one, run).rows())
-    assert isinstance(one, NetworkMeasure)
-    if one.on_request and one.of_parameters and not lens.problem.parameters:
-        return {(one.key, None): undefined(NO_PARAMETER)}
-    result = one.evaluate(lens, run) if one.takes_run else one.evaluate(lens)
-    parts: Parts = {("", None): result} if isinstance(result, Estimate) else result
-    in_order = sorted(parts.items(), key=lambda row: row[0][1] is not None)  # the network's rows before the layers'
-    return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in in_order}
 
 
 def _omitted(lens: Lens, one: PassMeasure, run: Run) -> bool:
@@ -362,35 +362,38 @@ def _omitted(lens: Lens, one: PassMeasure, run: Run) -> bool:
     return one.sketched == "never" or not (run.asked or one.answer == "input")
 
 
-@dataclass(frozen=True, eq=False)
 class _PassRows:
     """The rows of a measure of the pass: the network's answer, its parts, and every layer's value."""
 
-    lens: Lens
-    one: PassMeasure
-    run: Run
+    def __init__(self, lens: Lens, one: PassMeasure, run: Run) -> None:
+        self.lens, self.one, self.run = lens, one, run
+        values, plan = lens.per_sample([one], run.progress, run.generator, partly=True), lens.plan
+        self.values: dict[str | None, Tensor] = {at: each for (key, at), each in values.items() if key == one.key}
+        # the weights that have no value because they are frozen, and parts of such weights
+        weights = plan.weights | plan.parts if one.place == "weight" and not run.frozen else {}
+        self.frozen = {name for name, weight in weights.items() if not weight.measured}
+        self.frozen_layers = len(self.frozen & plan.weights.keys())
+        # the layers whose curvature products nobody asked for: they have no row
+        bent = () if one.curvature is None else self.values.keys() - plan.affine - self.frozen - {None}
+        self.not_run = {at for at in bent if at is not None and not (run.asked and run.chosen(at))}
 
     def rows(self) -> Iterator[tuple[Key, Estimate]]:
         """Yield the network's answer, its parts and every layer's value."""
         lens, one = self.lens, self.one
-        if _omitted(lens, one, self.run):
-            if self.run.asked:
-                yield (one.key, None), undefined(needs_every_output(lens))
-            return
         layers, parts, largest = self._by_layer()
         # the network's answer, and what is beside it; a sum needs every layer
-        if one.answer == "input" and None in self._values:
-            found = self._estimate(None, self._reduced(None, self._values[None]))
+        if one.answer == "input" and None in self.values:
+            found, _ = self._estimate(None, self.values[None])
             yield (one.key, None), with_note(found, "to the first embedding's output" * lens.plan.input_is_embedded)
         elif one.answer == "input":
             yield (one.key, None), undefined(lens.failed_at(one).get(None) or no_input(lens))
-        elif left := self._not_run:
+        elif self.not_run:
             last = lens.plan.last()
-            if one.answer == "last" and last in layers and last not in left:
+            if one.answer == "last" and last in layers and last not in self.not_run:
                 yield (one.key, None), with_note(layers[last], which_layer(lens, last, layers))
         elif not layers:
             why = NO_PARAMETER if one.place == "parameters" else no_linear_layer(lens)
-            yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if self._frozen_layers else why)
+            yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if self.frozen_layers else why)
         elif one.answer == "last":
             last = lens.plan.last()
             last = last if last is not None and last in layers else next(reversed(layers))
@@ -409,30 +412,11 @@ class _PassRows:
         if one.place != "input" or one.answer == "input":  # the layers of `nmls` are the rows of `mls`
             yield from (((one.key, name), estimate) for name, estimate in (layers | parts).items())
 
-    @cached_property
-    def _frozen(self) -> set[str]:
-        """The weights that have no value because they are frozen, and parts of such weights."""
-        if self.one.place != "weight" or self.run.frozen:
-            return set()
-        return {name for name, w in (self.lens.plan.weights | self.lens.plan.parts).items() if not w.measured}
-
-    @cached_property
-    def _not_run(self) -> set[str]:
-        """The layers whose curvature products nobody asked for: they have no row."""
-        if self.one.curvature is None:
-            return set()
-        bent = self._values.keys() - self.lens.plan.affine - self._frozen - {None}
-        return {at for at in bent if at is not None and not (self.run.asked and self.run.chosen(at))}
-
-    @property
-    def _frozen_layers(self) -> int:
-        return len(self._frozen & self.lens.plan.weights.keys())
-
     def _by_layer(self) -> tuple[dict[str, Estimate], dict[str, Estimate], dict[str, Estimate]]:
         """Return the values of layers, of parts of weights (attention heads), and the largest terms of either."""
         lens, one, plan = self.lens, self.one, self.lens.plan
         weights = plan.weights | plan.parts
-        places = [at for at in self._values if at is not None and at not in self._frozen | self._not_run]
+        places = [at for at in self.values if at is not None and at not in self.frozen | self.not_run]
         if isinstance(self.run.progress, Watch) and one.products is not None and self.run.asked:
             curved = [at for at in places if at not in plan.affine]
             self.run.progress.expect(sum(one.products(weights[at]) for at in curved))
@@ -443,42 +427,32 @@ class _PassRows:
             layers[at], peak = (undefined(found), None) if isinstance(found, str) else found
             largest |= {} if peak is None else {at: peak}
         # the layers without a value, each with its reason
-        failed = {at: why for at, why in lens.failed_at(one).items() if at is not None and at not in self._frozen}
+        failed = {at: why for at, why in lens.failed_at(one).items() if at is not None and at not in self.frozen}
         layers |= {at: undefined(why) for at, why in failed.items()}
         parts = {name: layers.pop(name) for name in plan.parts if name in layers}
         if one.place == "weight":
             for name, w in plan.weights.items():
-                if name not in layers and name not in self._frozen | self._not_run:
+                if name not in layers and name not in self.frozen | self.not_run:
                     layers[name] = undefined((plan.unread(w) or NO_CALL) if w.has_derivative else MADE_ELSEWHERE)
             layers = {name: layers[name] for name in plan.weights if name in layers}
         if one.place == "input":
             layers |= {call: undefined(why) for call, why in plan.unplaced.items()}
         return layers, parts, largest
 
-    @cached_property
-    def _values(self) -> dict[str | None, Tensor]:
-        values = self.lens.per_sample([self.one], self.run.progress, self.run.generator, partly=True)
-        return {at: each for (key, at), each in values.items() if key == self.one.key}
-
     def _at_layer(self, layer: str) -> tuple[Estimate, Estimate | None]:
         """Return a layer's value, and the largest of its terms if the measure has `.max`."""
-        lens, one, values = self.lens, self.one, self._values[layer]
+        lens, one, values = self.lens, self.one, self.values[layer]
         before = lens.products
         # the term of the literal definition where the outputs are curved in the pre-activation takes products
         if one.curvature is not None and layer not in lens.plan.affine:
             bent = one.curvature(lens, layer, one, self.run)
             values = values + (bent / lens.problem.n if one.total else bent)
-        reduced = self._reduced(layer, values)
-        estimate = replace(self._estimate(layer, reduced), products=lens.products - before)
+        found, reduced = self._estimate(layer, values)
+        estimate = replace(found, products=lens.products - before)
         peak = None if reduced.terms is None else _peak(estimate, reduced.terms, reduced.terms_probes)
         constant = lens.constant_features(layer) if one.scales_features else 0
         units = f"{constant} features constant over the data, in units of their value (left out where it is 0)"
         return with_note(estimate, units if constant else ""), peak
-
-    def _reduced(self, place: str | None, values: Tensor) -> Reduced:
-        if self.lens.probes is not None and self.one.sketched == "probes":
-            return by_probes(partial(self._of_samples, place), values)
-        return self._of_samples(place, values)
 
     def _of_samples(self, place: str | None, values: Tensor) -> Reduced:
         one = self.one
@@ -490,18 +464,21 @@ class _PassRows:
             return Reduced(math.nan, None)
         return one.finish(values, weight, one)
 
-    def _estimate(self, place: str | None, reduced: Reduced) -> Estimate:
-        """Return a reduced number as an estimate: finite or undefined, and a lower bound if it is of Ritz values."""
+    def _estimate(self, place: str | None, values: Tensor) -> tuple[Estimate, Reduced]:
+        """Reduce samples to an estimate: finite or undefined, and a lower bound if it is of Ritz values."""
+        of_probes = self.lens.probes is not None and self.one.sketched == "probes"
+        reduce = partial(self._of_samples, place)
+        reduced = by_probes(reduce, values) if of_probes else reduce(values)
         arrays = {**reduced.arrays, **({} if reduced.probes is None else {"probes": reduced.probes})}
         found = Estimate(reduced.value, reduced.stderr, reduced.kind, reduced.note, reduced.samples, arrays)
         found, residuals = _finite(self.lens, found), self.lens.residuals.get((self.one.key, place))
         if residuals is None or found.kind == "undefined":
-            return found
+            return found, reduced
         note = f"squared norms to residuals of {rounded_up(float(residuals.max()))} of their size at most"
-        return replace(with_note(found, note), kind="lower bound", arrays={"residuals": residuals})
+        return replace(with_note(found, note), kind="lower bound", arrays={"residuals": residuals}), reduced
 
     def _without(self, estimate: Estimate, others: str = "") -> Estimate:
-        frozen = f"{self._frozen_layers} frozen layers left out" if self._frozen_layers else ""
+        frozen = f"{self.frozen_layers} frozen layers left out" if self.frozen_layers else ""
         return with_note(with_note(estimate, frozen), "" if estimate.kind == "undefined" else others)
 
 

@@ -174,8 +174,24 @@ class Graph:
             every = bent = 0
             for dependent, bends in operands:
                 every, bent = every | dependent, bent | bends
-            reached[node] = every | sources.get(node, 0)
-            curved[node] = bent | _bent_by(node, [dependent for dependent, _ in operands], every) if every else bent
+            # the sources in which the node's own operation is curved
+            name, role, own = node.name(), role_of(node), every
+            if name in STATISTICS or (name == "NativeBatchNormBackward0" and node._saved_training):
+                own = operands[0][0]
+            elif role in ("linear", "piecewise linear"):
+                own = 0
+            elif role == "quotient":
+                own = operands[1][0] if len(operands) > 1 else 0
+            elif role == "bilinear":
+                met = own = 0
+                for dependent, _ in operands:
+                    own |= met & dependent
+                    met |= dependent
+            elif (
+                kind := operation_of(name)
+            ) is not None and kind.name == "attention":  # linear in its third, the values
+                own = reduce(or_, (dependent for number, (dependent, _) in enumerate(operands) if number != 2), 0)
+            reached[node], curved[node] = every | sources.get(node, 0), bent | own
         return curved[self.nodes[-1]]
 
     def origins(self, edge: GraphEdge) -> Origins:
@@ -279,28 +295,6 @@ class Graph:
         positions = torch.empty(shape.numel(), dtype=torch.long)
         positions[(high[taken] * 2048 + low[taken]).long()] = taken.flatten().nonzero()[:, 0]
         return name, positions.reshape(shape)
-
-
-def _bent_by(node: Node, operands: list[int], every: int) -> int:
-    """The sources in which a node's own operation is curved; `operands`: the sources of each operand."""
-    name = node.name()
-    if name in STATISTICS or (name == "NativeBatchNormBackward0" and node._saved_training):
-        return operands[0]
-    role = role_of(node)
-    if role in ("linear", "piecewise linear"):
-        return 0
-    if role == "quotient":
-        return operands[1] if len(operands) > 1 else 0
-    if role == "bilinear":
-        met = twice = 0
-        for dependent in operands:
-            twice |= met & dependent
-            met |= dependent
-        return twice
-    operation = operation_of(name)
-    if operation is not None and operation.name == "attention":  # linear in its third operand, the values
-        return reduce(or_, (sources for number, sources in enumerate(operands) if number != 2), 0)
-    return every
 
 
 def _keeps(node: Node, *, shifted: bool) -> bool:

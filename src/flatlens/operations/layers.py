@@ -33,6 +33,7 @@ class Adapter(ABC):
 
     groups: int  #: g, the number of diagonal blocks of the weight
     kernel: tuple[int, ...]  #: sizes of the kernel; empty for a dense layer
+    token_wise = False  #: whether the layer maps the last axis of its input, and nothing else
 
     @abstractmethod
     def matrix(self, weight: Tensor) -> Tensor:
@@ -58,11 +59,6 @@ class Adapter(ABC):
         """Return the number of features that feed the layer: entries of the last axis, or channels; W is (g, d, m)."""
         return self.groups * W.shape[2] // torch.Size(self.kernel).numel()
 
-    @property
-    def token_wise(self) -> bool:
-        """Return whether the layer maps the last axis of its input, and nothing else."""
-        return not self.kernel
-
     def per_feature(self, values: Tensor) -> Tensor:
         """Return one value per feature, repeated over the kernel: (g, m)."""
         return values.repeat_interleave(torch.Size(self.kernel).numel()).reshape(self.groups, -1)
@@ -76,6 +72,7 @@ class Dense(Adapter):
     transposed: bool = False
     groups = 1
     kernel = ()
+    token_wise = True
 
     def matrix(self, weight: Tensor) -> Tensor:
         """W, (1, d, m)."""

@@ -16,7 +16,7 @@ parameter follows from the one in the derived tensor: autograd takes it back fro
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias, final
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from flatlens.operations.graph import LEAF, Graph, Node, shape_of, walk
+from flatlens.operations.graph import LEAF, Graph, Node, dtype_of, shape_of, walk
 from flatlens.operations.layers import Adapter, Convolution, Dense, TransposedConvolution, both_sides
 from flatlens.operations.table import is_complex
 
@@ -44,33 +44,21 @@ _BLOCKS = (
 _MOST = 64  #: nodes between a parameter and its reads at most
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GraphOperation:
     """An operation of the graph, identified by its node."""
 
     node: Node
     number = 0  #: which of the node's outputs it is
+    edge: GradientEdge = field(init=False)  #: its output, as a place to differentiate from or to
+    shape: torch.Size = field(init=False)  #: of its output
+    dtype: torch.dtype = field(init=False)  #: of its output
+    turn: int = field(init=False)  #: a number that grows with the order in which operations ran
 
-    @property
-    def edge(self) -> GradientEdge:
-        """Return the operation's output, as a place to differentiate from or to."""
-        return GradientEdge(self.node, self.number)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return the shape of the operation's output."""
-        return shape_of((self.node, self.number))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the operation's output."""
-        found: torch.dtype = self.node._input_metadata[self.number].dtype
-        return found
-
-    @property
-    def turn(self) -> int:
-        """Return a number that grows with the order in which operations ran."""
-        return int(self.node._sequence_nr())
+    def __post_init__(self) -> None:
+        of = self.node, self.number
+        self.edge, self.shape, self.dtype = GradientEdge(*of), shape_of(of), dtype_of(of)
+        self.turn = int(self.node._sequence_nr())
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -89,7 +77,7 @@ class GraphOperation:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Product(GraphOperation):
     """The read of W in z = W phi + b."""
 
@@ -110,7 +98,7 @@ class Product(GraphOperation):
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Bias(GraphOperation):
     """The read of b in z = W phi + b."""
 
@@ -118,7 +106,7 @@ class Bias(GraphOperation):
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Entrywise(GraphOperation):
     """The read of theta in y = factor * theta + ..., with theta broadcast to the output's shape."""
 
@@ -131,7 +119,7 @@ class Entrywise(GraphOperation):
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Lookup(GraphOperation):
     """The read of rows of theta, one for each id."""
 
@@ -337,7 +325,7 @@ def reaches(node: Node | None, goal: Node | None) -> bool:
     return node is not None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Derived(GraphOperation):
     """A tensor made from parameters, or the parameter itself, and the operations that read it with samples."""
 

@@ -44,8 +44,7 @@ from flatlens.problem.data import random_kept
 from flatlens.problem.op_overrides import (
     held_by_all,
     plain_autocast,
-    plain_embeddings,
-    plain_gradients,
+    plain_modules,
     plain_operations,
     plain_weight_norms,
     replaced,
@@ -70,18 +69,6 @@ class _Turn:
         self.lock = threading.Lock()
         self.thread: int | None = None  #: whose turn it is
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        if self.thread == threading.get_ident():
-            yield
-            return
-        with self.lock:
-            self.thread = threading.get_ident()
-            try:
-                yield
-            finally:
-                self.thread = None
-
 
 @contextmanager
 def in_turn(model: nn.Module) -> Iterator[None]:
@@ -91,10 +78,13 @@ def in_turn(model: nn.Module) -> Iterator[None]:
     >>> with in_turn(net), in_turn(net):
     ...     pass
     """
-    own = _turns.get(model)
+    own, here = _turns.get(model), threading.get_ident()
     with ExitStack() as stack:
-        for turn in _of(model) if own is None or own.thread != threading.get_ident() else ():
-            stack.enter_context(turn.held())
+        for turn in _of(model) if own is None or own.thread != here else ():
+            if turn.thread != here:
+                stack.enter_context(turn.lock)
+                turn.thread = here
+                stack.callback(setattr, turn, "thread", None)
         yield
 
 
@@ -438,14 +428,13 @@ def measuring(
     require_own_torch()
     with in_turn(model):
         catch_up(model)
-        devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-        norms = [m for m in model.modules() if isinstance(m, _BatchNorm)] if batch_statistics else []
+        modules, parameters = [*model.modules()], [*model.parameters()]
+        devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
+        norms = [m for m in modules if isinstance(m, _BatchNorm)] if batch_statistics else []
         compiled = "torch._dynamo" in sys.modules  # its import takes a second; without it nothing is compiled
         as_written = partial(torch.compiler.set_stance, "force_eager")
         # forward() may add to an existing gradient; eval() sets the modes
-        before = [(p, "grad", None) for p in model.parameters()] + [
-            (m, "training", m.training) for m in model.modules()
-        ]
+        before = [(p, "grad", None) for p in parameters] + [(m, "training", m.training) for m in modules]
         with (
             parts_between_calls(model),
             _buffers_kept(model),
@@ -457,11 +446,10 @@ def measuring(
             held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
             # in float32 under any autocast, or in TF32
             torch.autocast(device_of(model).type, enabled=False),
-            plain_autocast(casts=next(p.dtype for p in model.parameters()) if casts else None),
+            plain_autocast(casts=parameters[0].dtype if casts else None),
             _tf32(tf32),
             torch.autograd.set_detect_anomaly(False),  # its search for NaN cannot look into batched derivatives
-            plain_embeddings(model),
-            plain_gradients(model),
+            plain_modules(model),
             plain_weight_norms(model),
             held_by_all("plain operations", plain_operations),
             # compiled code calls no hooks and has no second derivative

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,9 +29,7 @@ class BestConstant:
     """The best fit by outputs that are the same for all samples: what a network does that ignores its input."""
 
     loss: float  #: smallest risk, with the bias taken off that comes from a fit to these samples
-    share: (
-        float  #: largest accuracy, the share of the most frequent class; it says nothing where targets are not classes
-    )
+    share: float  #: largest accuracy, the most frequent class's share; it says nothing where targets are not classes
 
 
 class Loss(ABC):
@@ -55,11 +54,7 @@ class Loss(ABC):
     by_place: bool = False  #: whether outputs do not all count alike, so that it has to know the network's own shape
     no_curvature: str = ""  #: why there is no second derivative in the outputs; empty if there is one
     one_softmax: bool = True  #: whether the outputs of a sample, or of a token, are one vector that has a softmax
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Return the options that tell it from other losses of its name."""
-        return {}
+    settings: Mapping[str, object] = MappingProxyType({})  #: the options that tell it from other losses of its name
 
     @property
     def description(self) -> str:
@@ -183,8 +178,7 @@ class Loss(ABC):
             return (f.argmax(1) == y.argmax(1)).to(torch.float64) if bool(one_hot.all()) else None
         if y.is_floating_point() or y.shape != (len(f),) or f.shape[1] == 1:
             return None
-        hit = (f.argmax(1) == y).to(torch.float64)
-        return torch.where(y == self.ignore_index, math.nan, hit)
+        return torch.where(y == self.ignore_index, math.nan, (f.argmax(1) == y).to(torch.float64))
 
     def __repr__(self) -> str:
         return self.name
@@ -210,8 +204,6 @@ def spelled(name: str, settings: Mapping[str, object]) -> str:
 
 
 _FEW = 8  #: numbers that are written out
-
-
 _BLOCK = 1 << 19  #: numbers that are taken at once from outputs of many tokens: 4 MiB in float64
 
 
@@ -272,15 +264,6 @@ def labels_known() -> Iterator[None]:
 SAMPLE = "sample"  #: what a row of the outputs is, in an error about its target
 
 
-def _mend_of_labels(y: Tensor, classes: int) -> str:
-    """Return what to do about labels that no output stands for, as far as these labels show it."""
-    if bool((y < 0).any()):
-        return f"labels below 0 are ignored by nn.CrossEntropyLoss(ignore_index={int(y.min())})"
-    if int(y.max()) == classes and bool((y > 0).all()):
-        return "they are counted from 1 here: subtract 1"
-    return f"the last layer needs at least {count_of(int(y.max()) + 1, 'output')}"
-
-
 def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
     """Return the class labels; refuse any outside [0, classes) except `ignore`."""
     if _KNOWN.get():
@@ -288,16 +271,22 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
     bad = (y < 0) | (y >= classes)
     if ignore is not None:
         bad &= y != ignore
-    if bad.any():
-        first = int(bad.nonzero()[0])
-        why = f" is out of range: the model has {count_of(classes, 'output')}, so labels run from 0 to {classes - 1}"
-        mend = _mend_of_labels(y, classes)
-        if classes == 1:
-            why = ": the model has one output, which cannot tell classes apart"
-            mend = "with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"
-        what = f"label {int(y[first])} at ", SAMPLE, f" {first} of its batch{why}"
-        raise BadData(what, argument="data", remedy=mend)
-    return y.long()
+    if not bad.any():
+        return y.long()
+    why = f" is out of range: the model has {count_of(classes, 'output')}, so labels run from 0 to {classes - 1}"
+    # what to do, as far as the labels show it
+    if classes == 1:
+        why = ": the model has one output, which cannot tell classes apart"
+        mend = "with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"
+    elif bool((y < 0).any()):
+        mend = f"labels below 0 are ignored by nn.CrossEntropyLoss(ignore_index={int(y.min())})"
+    elif int(y.max()) == classes and bool((y > 0).all()):
+        mend = "they are counted from 1 here: subtract 1"
+    else:
+        mend = f"the last layer needs at least {count_of(int(y.max()) + 1, 'output')}"
+    first = int(bad.nonzero()[0])
+    what = f"label {int(y[first])} at ", SAMPLE, f" {first} of its batch{why}"
+    raise BadData(what, argument="data", remedy=mend)
 
 
 def probabilities(y: Tensor, name: str) -> Tensor:
@@ -307,13 +296,8 @@ def probabilities(y: Tensor, name: str) -> Tensor:
     """
     if not _KNOWN.get() and bool((y < 0).any()):
         at = (y < 0).nonzero()[0]
-        raise BadData(
-            (
-                f"{name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at ",
-                SAMPLE,
-                f" {int(at[0])} of its batch: class probabilities must not be negative",
-            ),
-            argument="data",
-            remedy="if these are logits, apply softmax(); if they are logarithms, apply exp()",
-        )
+        what = f"{name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at "
+        which = f" {int(at[0])} of its batch: class probabilities must not be negative"
+        remedy = "if these are logits, apply softmax(); if they are logarithms, apply exp()"
+        raise BadData((what, SAMPLE, which), argument="data", remedy=remedy)
     return y

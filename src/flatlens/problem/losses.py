@@ -54,13 +54,7 @@ class CustomLoss(Loss):
         ignore_index: int = -100,
     ) -> None:
         self.function, self.name, self.by_row, self.singly = function, name, by_row, singly
-        self.whole, self.masses, self.ignore_index = not by_row, masses, ignore_index
-        self._settings = dict(settings)
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Return the options of the module or function."""
-        return self._settings
+        self.whole, self.masses, self.ignore_index, self.settings = not by_row, masses, ignore_index, settings
 
     def values(self, f: Any, y: Any) -> Tensor:
         """Return the callable's losses, (n,)."""
@@ -182,10 +176,23 @@ def other_module(module: nn.Module) -> Loss:
 
     def values(f: Any, y: Any) -> Tensor:
         if arguments is None:
-            _require_no_weights_of_samples(module, f)
+            # weights that torch spreads over the samples of one batch: the next batch would get the same ones
+            for own, weight in module.named_buffers():
+                if weight.shape[: max(0, weight.ndim - (f.ndim - 1))].numel() > 1:
+                    raise BadLoss(
+                        f"{own} of shape {tuple(weight.shape)} has a value for each sample of a batch (outputs "
+                        f"{tuple(f.shape)}): give weights of samples as a second target, and a function (outputs, "
+                        "(targets, weights)) -> losses of shape (n,)",
+                        value=name,
+                    )
             losses: Tensor = each.to(f)(f, _shaped(f, y, module))
         else:
-            losses = each(*arguments(_two(f, name), y))
+            parts = tuple(f.values()) if isinstance(f, Mapping) else f
+            if isinstance(parts, Tensor) or len(parts) != 2:
+                told = "it needs two outputs, such as (mean, variance)"
+                remedy = "return a tuple of two tensors from the network, or through ", FORWARD
+                raise BadLoss(told, value=name, remedy=remedy)
+            losses = each(*arguments((parts[0], parts[1]), y))
         n = samples_of(f)
         if losses.ndim < 2:
             return losses
@@ -223,29 +230,6 @@ _OF_TWO: dict[type[nn.Module], Callable[[tuple[Tensor, Tensor], Any], tuple[Any,
     nn.CosineEmbeddingLoss: lambda f, y: (*f, y),
 }
 """torch losses of two outputs and one target: their arguments."""
-
-
-def _two(f: Any, name: str) -> tuple[Tensor, Tensor]:
-    parts = tuple(f.values()) if isinstance(f, Mapping) else f
-    if isinstance(parts, Tensor) or len(parts) != 2:
-        raise BadLoss(
-            "it needs two outputs, such as (mean, variance)",
-            remedy=("return a tuple of two tensors from the network, or through ", FORWARD),
-            value=name,
-        )
-    return parts[0], parts[1]
-
-
-def _require_no_weights_of_samples(module: nn.Module, f: Tensor) -> None:
-    """Refuse weights that torch spreads over the samples of one batch: the next batch would get the same ones."""
-    for name, weight in module.named_buffers():
-        if weight.shape[: max(0, weight.ndim - (f.ndim - 1))].numel() > 1:
-            raise BadLoss(
-                f"{name} of shape {tuple(weight.shape)} has a value for each sample of a batch (outputs "
-                f"{tuple(f.shape)}): give weights of samples as a second target, and a function (outputs, (targets, "
-                "weights)) -> losses of shape (n,)",
-                value=type(module).__name__,
-            )
 
 
 def settings_of(module: nn.Module) -> dict[str, object]:
@@ -331,11 +315,7 @@ class SquaredError(Loss):
     def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
         self.name, self.label_smoothing = name, label_smoothing
         self.half_square = name == "half_squared_error"
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Return the smoothing of class labels."""
-        return {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        self.settings = {"label_smoothing": label_smoothing} if label_smoothing else {}
 
     def _factor(self, outputs: int) -> float:
         return 0.5 if self.half_square else 1.0 / outputs
@@ -403,11 +383,7 @@ class Logistic(Loss):
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = _checked_smoothing(label_smoothing, self.name)
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Return the smoothing of labels."""
-        return {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        self.settings = {"label_smoothing": label_smoothing} if label_smoothing else {}
 
     def _target(self, f: Tensor, y: Any) -> Tensor:
         target: Tensor = torch.as_tensor(y, device=f.device)
@@ -462,13 +438,9 @@ class CrossEntropy(Loss):
             got = f"{float(weight[~fine][0]):.4g}"
             raise BadLoss(f"class weights must be finite and not negative, got {got}", value="CrossEntropyLoss")
         self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Return the options that differ from torch's defaults."""
-        given = {"weight": self.weight, "ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        plain = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0}
-        return {name: value for name, value in given.items() if value is not plain[name] and value != plain[name]}
+        given = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        plain = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0}  # torch's defaults
+        self.settings = {name: v for name, v in given.items() if v is not plain[name] and v != plain[name]}
 
     def _weight(self, f: Tensor, dtype: torch.dtype) -> Tensor:
         one = torch.ones(f.shape[1]) if self.weight is None else self.weight

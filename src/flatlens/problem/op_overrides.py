@@ -57,25 +57,6 @@ def replaced(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def plain_operations() -> AbstractContextManager[None]:
-    """Compute all that no module of the network has a part in, plainly, in every thread."""
-    # (owner, name, what replaces it) of torch's own, for every network
-    return replaced([
-        *_NORMS,
-        # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
-        (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
-        *_RECURRENCES,
-        # a parametrised weight that was cached without a graph does not depend on any parameter
-        (parametrize, "_cache_enabled", 0),
-        (parametrize, "_cache", {}),
-        # the fast path of attention calls no hooks and has no derivative
-        (torch.backends.mha, "_is_fastpath_enabled", False),
-        (checkpoints, "CheckpointFunction", _NotReentrant),
-        (checkpoints, "_checkpoint_hook", _Counted),
-        (control_flow, "_hop_compile_and_call", _in_python),
-    ])  # fmt: skip
-
-
 _LOCK = threading.RLock()
 _HELD: dict[Hashable, tuple[int, ExitStack]] = {}  #: by what is held: (how many contexts hold it, what ends it)
 
@@ -149,11 +130,6 @@ def _in_order(norm: Callable[..., Tensor], always: bool) -> Callable[..., Tensor
     return plain
 
 
-_NORMS: list[tuple[Any, str, object]] = [
-    (F, "batch_norm", _in_order(F.batch_norm, False)), (F, "instance_norm", _in_order(F.instance_norm, True)),
-]  # fmt: skip
-
-
 def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
     """Compute nn.LSTM, nn.GRU or nn.RNN by torch's plain operations, without mkldnn and cuDNN.
 
@@ -164,12 +140,6 @@ def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
     off = [(backend, "enabled", False) for backend in (torch.backends.mkldnn, torch.backends.cudnn)]
     with held_by_all("backends", partial(replaced, off)):
         return recurrence(*given)
-
-
-_RECURRENCES: list[tuple[Any, str, object]] = [
-    (torch._VF, name, partial(_without_backends, getattr(torch._VF, name)))
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-]
 
 
 # Checkpoints: the reentrant kind gives no derivatives to chosen tensors, and none at all to the parameters inside if
@@ -230,12 +200,28 @@ it is not the risk's gradient; and `max_norm` writes to the weight.
 """
 
 
-def plain_embeddings(model: nn.Module) -> AbstractContextManager[None]:
-    """Set every embedding's options to `_PLAIN`; refuse rows that the next lookup would shorten to `max_norm`."""
-    tables = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    for name, table in tables:
-        _require_short_rows(f"{name}.weight" if name else "weight", table)
-    return replaced((table, option, value) for _, table in tables for option, value in _PLAIN.items())
+@contextmanager
+def plain_modules(model: nn.Module) -> Iterator[None]:
+    """Set every embedding's options to `_PLAIN`, and put away hooks on gradients.
+
+    Rows that the next lookup would shorten to `max_norm` are refused. A hook that clips or scales for training makes
+    another gradient than the risk's.
+    """
+    options, hooks = list[tuple[Any, str, object]](), [p._backward_hooks for p in model.parameters()]
+    for name, module in model.named_modules():
+        hooks += [module._backward_hooks, module._backward_pre_hooks]
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            _require_short_rows(f"{name}.weight" if name else "weight", module)
+            options += [(module, option, value) for option, value in _PLAIN.items()]
+    before = [(kept, dict(kept)) for kept in hooks if kept]
+    with replaced(options):
+        try:
+            for kept, _ in before:
+                kept.clear()
+            yield
+        finally:
+            for kept, own in before:
+                kept.update(own)
 
 
 def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> None:
@@ -252,19 +238,25 @@ def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> Non
         )
 
 
-@contextmanager
-def plain_gradients(model: nn.Module) -> Iterator[None]:
-    """Put away hooks on gradients: one that clips or scales for training makes another gradient than the risk's."""
-    hooks = [p._backward_hooks for p in model.parameters()]
-    hooks += [kept for module in model.modules() for kept in (module._backward_hooks, module._backward_pre_hooks)]
-    before = [(kept, dict(kept)) for kept in hooks if kept]
-    try:
-        for kept, _ in before:
-            kept.clear()
-        yield
-    finally:
-        for kept, own in before:
-            kept.update(own)
+def plain_operations() -> AbstractContextManager[None]:
+    """Compute all that no module of the network has a part in, plainly, in every thread."""
+    # (owner, name, what replaces it) of torch's own, for every network
+    return replaced([
+        (F, "batch_norm", _in_order(F.batch_norm, False)),
+        (F, "instance_norm", _in_order(F.instance_norm, True)),
+        # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
+        (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
+        *((torch._VF, name, partial(_without_backends, getattr(torch._VF, name)))
+          for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+        # a parametrised weight that was cached without a graph does not depend on any parameter
+        (parametrize, "_cache_enabled", 0),
+        (parametrize, "_cache", {}),
+        # the fast path of attention calls no hooks and has no derivative
+        (torch.backends.mha, "_is_fastpath_enabled", False),
+        (checkpoints, "CheckpointFunction", _NotReentrant),
+        (checkpoints, "_checkpoint_hook", _Counted),
+        (control_flow, "_hop_compile_and_call", _in_python),
+    ])  # fmt: skip
 
 
 _WIDENED = threading.local()  #: `on` in a thread whose networks keep float32 under an autocast of their own

@@ -200,7 +200,6 @@ def _contact() -> Iterator[None]:
 
 
 Name = TypeVar("Name", bound=Hashable)
-_Value = TypeVar("_Value")
 
 
 @dataclass(eq=False)
@@ -237,10 +236,11 @@ class ChunkBuffer(Generic[Name]):
         """Return the rows of all ranks by name, in the data's order, on the host; the buffers are empty afterwards."""
         if ranks.size == 1:  # one name at a time, so that the rows are never held twice
             places = [self._chunks[number] for number in sorted(self._chunks)]
-            return {
-                name: torch.cat([buffer[at[name]] for at in places if name in at]).cpu()
-                for name, buffer in emptied(self._buffers)
-            }
+            joined = {}
+            for name in [*self._buffers]:
+                buffer = self._buffers.pop(name)
+                joined[name] = torch.cat([buffer[at[name]] for at in places if name in at]).cpu()
+            return joined
         whole = {name: buffer[: self._filled[name]].cpu() for name, buffer in self._buffers.items()}
         every = ranks.in_order(
             {
@@ -250,12 +250,6 @@ class ChunkBuffer(Generic[Name]):
         )
         names = dict.fromkeys(name for one in every for name in one)
         return {name: torch.cat([one[name] for one in every if name in one]) for name in names}
-
-
-def emptied(entries: dict[Name, _Value]) -> Iterator[tuple[Name, _Value]]:
-    """Yield the entries one by one, and release each, so that none is held longer than it is used."""
-    for name in list(entries):
-        yield name, entries.pop(name)
 
 
 # Parameters that are spread over processes
