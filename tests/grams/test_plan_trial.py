@@ -30,7 +30,6 @@ def test_rows_are_put_side_by_side(rows: Rows) -> None:
     found = rows.by_sample(tensor, 3)
     assert found.shape == (3, 2, 6)
     assert torch.equal(found, torch.arange(1, 4).reshape(3, 1, 1).expand(3, 2, 6))
-    assert torch.equal(rows.in_front(tensor, 3), found.flatten(0, 1))
 
 
 def test_the_one_arrangement_that_is_true_is_left() -> None:

@@ -206,13 +206,13 @@ class RecordedWeight:
         assert isinstance(product, Product)
         self.n, self.edge, self.shape = n, product.edge, product.shape
         self._rows, self._weight = plan.rows[slot], weight
-        phi = weight.adapter.patches(self._rows.in_front(product.kept(), n), n)
+        phi = weight.adapter.patches(self._rows.by_sample(product.kept(), n).flatten(0, 1), n)
         self.phi = phi if weight.columns is None else phi[:, :, weight.columns.to(phi.device)]
         """The weight's input, (n, g, m, P)."""
 
     def by_position(self, z: Tensor) -> Tensor:
         """Return a tensor of the product's shape as (n, g, d, P); of a part's rows alone."""
-        placed = self._weight.adapter.by_position(self._rows.in_front(z, self.n), self.n)
+        placed = self._weight.adapter.by_position(self._rows.by_sample(z, self.n).flatten(0, 1), self.n)
         return placed if self._weight.rows is None else placed[:, :, self._weight.rows.to(placed.device)]
 
     def as_output(self, U: Tensor) -> Tensor:

@@ -430,12 +430,12 @@ def features_read(problem: Problem, model: nn.Module, plan: Plan, batch: Batch) 
             x = tape.linear[key].read
             if not rows.fit(x.shape, n):
                 raise PlanBroken([batch], [f"x:{key}"])
-            found[key] = rows.in_front(x, n)
+            found[key] = rows.by_sample(x, n).flatten(0, 1)
     for key, (place, token_wise) in at_products.items():
         product = plan.operations(tape).get(place)
         if not isinstance(product, Product) or not plan.rows[place].fit(product.shape, n):
             raise PlanBroken([batch], [place])
-        x = plan.rows[place].in_front(product.kept(), n)
+        x = plan.rows[place].by_sample(product.kept(), n).flatten(0, 1)
         found[key] = x.reshape(n, -1, x.shape[-1]) if token_wise and len(x) > n else x
     return tape, found
 

@@ -240,7 +240,9 @@ def kept_by(plan: Plan, tape: Tape, n: int) -> dict[GraphOperation, Tensor]:
     ]
     uses += [(operations[place], place) for weight in plan.weights.values() for place in weight.products]
     kept = ((read, place, read.kept()) for read, place in uses)
-    return {read: plan.rows[place].in_front(tensor, n) for read, place, tensor in kept if tensor is not None}
+    return {
+        read: plan.rows[place].by_sample(tensor, n).flatten(0, 1) for read, place, tensor in kept if tensor is not None
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ parameter does not act as planned, or torch's batching is wrong. Up to rounding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.weight_jacobians import SMALLEST2, RowProduct, norm2, pieces, row_products
 from flatlens.operations.graph import LEAF, Place
 from flatlens.operations.layers import Adapter, Convolution
-from flatlens.operations.parameter_uses import Bias, GraphOperation, Lookup, Product
+from flatlens.operations.parameter_uses import Bias, Lookup, Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import take
 
@@ -49,14 +49,28 @@ class WatchedPlace:
 
     at: Place
     size: torch.Size  #: shape of autograd's derivative
-    shape: Callable[[Tensor], Tensor]  #: puts a derivative's samples in front
+    n: int
+    rows: Rows = FRONT  #: where its samples lie
+    form: tuple[int, ...] | None = (-1,)  #: of a sample's derivative; None: (w, the other axes)
+    adapter: Adapter | None = None  #: of a product that is not dense: its derivatives are kept as (n, g, d, P)
     plain: bool = False  #: whether the derivative already has one row per sample
-    tokens_first: bool = False  #: whether the kept form (g, d, P) is stored as (g, P, d), as it comes
+
+    def shape(self, derivative: Tensor) -> Tensor:
+        """Return a derivative in its form, samples in front."""
+        by_sample = self.rows.by_sample(derivative, self.n)
+        if self.adapter is not None:
+            return self.adapter.by_position(by_sample.flatten(0, 1), self.n)
+        return by_sample if self.form is None else by_sample.reshape(self.n, *self.form)
 
     @property
     def kept(self) -> torch.Size:
         """Return the shape of a sample's derivative after `shape`."""
         return self.shape(torch.empty(self.size, device="meta")).shape[1:]
+
+    @property
+    def tokens_first(self) -> bool:
+        """Return whether the kept form (g, d, P) is stored as (g, P, d), as it comes."""
+        return self.adapter is not None and self.adapter.token_wise
 
 
 def watched_places(
@@ -64,42 +78,20 @@ def watched_places(
 ) -> dict[str, WatchedPlace]:
     """Return all places at which output Jacobians are needed, by name."""
     dense = {place for w in plan.weights.values() if w.dense for place in w.products}
-    operations = plan.operations(tape)
-    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in plan.rows.items()}
+    operations, watched = plan.operations(tape), dict[str, WatchedPlace]()
+    for name, rows in plan.rows.items():
+        one = operations[name]
+        adapter = one.adapter if isinstance(one, Product | Bias) and name not in dense else None
+        form = (-1,) if name in dense else (-1, one.shape[-1]) if isinstance(one, Lookup) else None
+        plain = name in dense and rows == FRONT
+        watched[name] = WatchedPlace(one.edge, one.shape, n, rows, form, adapter, plain)
     for key, axis in plan.batch_axis.items() if "G" in needs else ():
         if input_route(plan, key, needs) == "place":
             x = tape.linear[key].x
-            plain = f"z:{key}" in dense and axis == 0
-
-            def flat(derivative: Tensor, axis: int = axis) -> Tensor:
-                return derivative.movedim(axis, 0).reshape(n, -1)
-
-            watched[f"x:{key}"] = WatchedPlace(x, x.shape, flat, plain)
+            watched[f"x:{key}"] = WatchedPlace(x, x.shape, n, Rows(axis), plain=f"z:{key}" in dense and axis == 0)
     if plan.input_call is None and "G" in needs:
-        for number, x in enumerate(inputs):
-            watched[f"input:{number}"] = WatchedPlace(x, x.shape, lambda derivative: derivative.reshape(n, -1), True)
+        watched |= {f"input:{number}": WatchedPlace(x, x.shape, n, plain=True) for number, x in enumerate(inputs)}
     return watched
-
-
-def _watched_place(operation: GraphOperation, rows: Rows, n: int, dense: bool) -> WatchedPlace:
-    """Return the output of an operation as a place; its derivatives are kept in the form that its type needs.
-
-    (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other
-    axes) for an operation that acts entry by entry.
-    """
-    shape: Callable[[Tensor], Tensor]
-    tokens_first = False
-    if dense:
-        shape = lambda derivative: rows.in_front(derivative, n).reshape(n, -1)  # noqa: E731
-    elif isinstance(operation, Product | Bias):
-        adapter, tokens_first = operation.adapter, operation.adapter.token_wise
-        shape = lambda derivative: adapter.by_position(rows.in_front(derivative, n), n)  # noqa: E731
-    elif isinstance(operation, Lookup):
-        width = operation.shape[-1]
-        shape = lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)  # noqa: E731
-    else:
-        shape = lambda derivative: rows.by_sample(derivative, n)  # noqa: E731
-    return WatchedPlace(operation.edge, operation.shape, shape, dense and rows == FRONT, tokens_first)
 
 
 def same_tokens(plan: Plan, weight: Weight) -> bool:

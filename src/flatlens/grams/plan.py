@@ -59,11 +59,6 @@ class Rows:
             return front.reshape(n, -1, *front.shape[1:])
         return front.reshape(-1, n, *front.shape[1:]).transpose(0, 1)
 
-    def in_front(self, tensor: Tensor, n: int) -> Tensor:
-        """Return the tensor as (n w, the other axes), with each sample's rows next to each other."""
-        front = tensor.movedim(self.axis, 0)
-        return front if self.order == "outer" else self.by_sample(tensor, n).flatten(0, 1)
-
     def fit(self, shape: torch.Size, n: int) -> bool:
         """Return whether a tensor of this shape can hold n samples in this way."""
         return len(shape) > self.axis and shape.numel() > 0 and shape[self.axis] % n == 0

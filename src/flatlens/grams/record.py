@@ -120,28 +120,21 @@ class Tape:
             known = call.product or (inside[0][0] if len(inside) == 1 else None)
             # torch's own convolution reads its input through its padding
             own = type(call.module).__module__.startswith("torch.nn.modules") and "forward" not in vars(call.module)
-            call.as_given = (own and getattr(call.module, "padding_mode", "zeros") != "zeros") or (
-                known is not None and _multiplies_input(call, known, self.rounded)
-            )
+            call.as_given = own and getattr(call.module, "padding_mode", "zeros") != "zeros"
+            # else the product multiplies the input, cast if products round, and no write changed it in between
+            if known is not None and not call.as_given and reaches(known.source, call.x.grad_fn):
+                x, phi = call.x.detach(), features_of(known.node)
+                if phi is not None:  # a derivative in the weight is asked for
+                    x = x.to(phi.dtype) if self.rounded else x
+                    whole = x.is_contiguous() and phi.is_contiguous() and x.numel() == phi.numel()
+                    itself = whole and x.data_ptr() == phi.data_ptr()
+                    call.as_given = itself or (x.dtype == phi.dtype and torch.equal(x.flatten(), phi.flatten()))
 
 
 def _equal_to_rounding(W: Tensor, weight: Tensor) -> bool:
     scale = float(weight.abs().max()) if weight.numel() else 0.0
     most = 100 * torch.finfo(W.dtype).eps * scale
     return W.shape == weight.shape and torch.allclose(W, weight.to(W), rtol=0, atol=most)
-
-
-def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:
-    """Return whether a product multiplies its call's input, cast if `rounded`, and no write changed it in between."""
-    if not reaches(product.source, call.x.grad_fn):
-        return False
-    x, phi = call.x.detach(), features_of(product.node)
-    if phi is None:  # no derivative in the weight is asked for
-        return False
-    if x.data_ptr() == phi.data_ptr() and x.is_contiguous() and phi.is_contiguous() and x.numel() == phi.numel():
-        return True
-    x = x.to(phi.dtype) if rounded else x
-    return x.dtype == phi.dtype and torch.equal(x.flatten(), phi.flatten())
 
 
 def derived_reads(tape: Tape, parameter: str) -> list[Read]:

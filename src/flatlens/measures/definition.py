@@ -205,6 +205,7 @@ class Measure:
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
     works_sharded: bool = False  #: whether it is measured where parameters are spread over processes
     differentiates: bool = True  #: whether its values depend on derivatives of the outputs
+    of_parameters: bool = True  #: whether it takes derivatives in the weights, or is a property of them
 
     @cached_property
     def key(self) -> str:
@@ -305,7 +306,6 @@ class NetworkMeasure(Measure):
     (True, True)
     """
 
-    of_parameters: bool = True  #: whether it is undefined if no parameter is measured
     reads: tuple[
         PassMeasure, ...
     ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
@@ -355,7 +355,8 @@ def per_sample(
     measure of the whole network reads.
     """
     card = partial(Card, id=id, family=family, symbol=symbol, source=source, unit=unit, cost=cost)
-    return _definition(PassMeasure, card, invariant_under, place=place, needs=frozenset(needs), **how)
+    how |= {"place": place, "needs": frozenset(needs), "of_parameters": place != "input"}
+    return _definition(PassMeasure, card, invariant_under, **how)
 
 
 def on_lens(
@@ -573,26 +574,16 @@ class Asked:
     spelled: Mapping[str, str] = field(default_factory=dict)  #: the name of a row, by the caller's spelling
 
     @property
-    def brief(self) -> bool:
-        """Return whether these are the summary's measures, whose products are limited."""
-        return self.preset == "summary"
-
-    @property
-    def in_full(self) -> bool:
-        """Return whether measures take products at single layers, and samples' gradients in large shared weights."""
-        return self.preset not in ("summary", "pass")
-
-    @property
     def answers(self) -> dict[str, Measure]:
         """The row of each measure's number of the network."""
-        if self.brief:
+        if self.preset == "summary":
             found = {row: MEASURES[row.partition(".")[0]] for row in SUMMARY}
             return {row: one for row, one in found.items() if one in self.measures}
         return {one.key: one for one in self.measures}
 
     def shows(self, row: str, layer: str | None) -> bool:
         """Return whether the report has this row: the summary has one number of each measure, and its layers."""
-        return not self.brief or (row in SUMMARY if layer is None else row in _STEMS)
+        return self.preset != "summary" or (row in SUMMARY if layer is None else row in _STEMS)
 
 
 _STEMS = frozenset(row.partition(".")[0] for row in SUMMARY)

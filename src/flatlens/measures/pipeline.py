@@ -199,8 +199,11 @@ def measure_with(lens: Lens, measures: Choice, run: Run) -> Report:
 def _measured(lens: Lens, asked: Asked, run: Run) -> tuple[dict[Key, Estimate], dict[str, Any]]:
     """Return the estimates of a report, and what it is about."""
     lens.problem.peers.same_draws(run.generator)
-    run = replace(run, asked=asked.in_full, budget=BUDGET if asked.brief else math.inf)
-    if asked.brief and isinstance(run.progress, Watch):
+    # the summary's products are limited; it and the pass take none at single layers, and no gradients of samples in
+    # large shared weights
+    brief = asked.preset == "summary"
+    run = replace(run, asked=asked.preset not in ("summary", "pass"), budget=BUDGET if brief else math.inf)
+    if brief and isinstance(run.progress, Watch):
         run.progress.limit = math.inf  # its work is limited otherwise
     chosen = list(asked.measures)
     lens.forget_failures()
@@ -222,7 +225,7 @@ def _measured(lens: Lens, asked: Asked, run: Run) -> tuple[dict[Key, Estimate], 
     # these need the rows of every measure: one that is 0 tells what the others have lost
     estimates |= _underflowing(lens, estimates, measured)
     for key in derived:
-        estimates[key] = with_note(estimates[key], doubts[_of_inputs(measured[key])])
+        estimates[key] = with_note(estimates[key], doubts[not measured[key].of_parameters])
     # a preset: no number twice, and of the summary's measures one number each
     spelled = dict(asked.spelled)
     if asked.preset:
@@ -341,7 +344,7 @@ def _adjusted(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(rows) and lens.underflow:
         rows = dict.fromkeys(rows, undefined(lens.underflow))
     # loss: without a second derivative in the outputs, its curvature is 0
-    of_curvature = "C" in one.needs if isinstance(one, PassMeasure) else one.differentiates and not _of_inputs(one)
+    of_curvature = "C" in one.needs if isinstance(one, PassMeasure) else one.differentiates and one.of_parameters
     if of_curvature and _all_zero(rows):
         rows = {key: with_note(estimate, lens.linear_loss) for key, estimate in rows.items()}
     return rows
@@ -582,11 +585,6 @@ def _doubts(lens: Lens) -> tuple[str, str]:
     """Return what speaks against autograd's derivatives in the weights, and in the inputs; empty words if nothing."""
     in_weights, in_inputs = zip(other_derivative(lens.problem, lens.model), lens.rounding, strict=True)
     return joined_notes(*in_weights), joined_notes(*in_inputs)
-
-
-def _of_inputs(one: Measure) -> bool:
-    """Return whether a measure takes derivatives in the inputs, of the network or of a layer; else in the weights."""
-    return one.place == "input" if isinstance(one, PassMeasure) else not getattr(one, "of_parameters", True)
 
 
 def about(lens: Lens) -> dict[str, Any]:

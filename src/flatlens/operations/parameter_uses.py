@@ -185,7 +185,7 @@ def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transpose
     name = node.name()
     if name in ("AddmmBackward0", "MmBackward0"):
         matrix = 2 if name == "AddmmBackward0" else 1
-        if _scaled(node):
+        if matrix == 2 and not node._saved_alpha == node._saved_beta == 1:
             return None
         if operand == matrix and len(shape) == 2:
             return Product(node, Dense(transposed=not transposed), shape)
@@ -209,11 +209,6 @@ def features_of(product: Node) -> Tensor | None:
     saved = {"ConvolutionBackward0": "_saved_input", "AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self"}
     phi: Tensor | None = getattr(product, saved[product.name()])
     return None if phi is None else phi.detach()
-
-
-def _scaled(node: Node) -> bool:
-    """Return whether a matrix product, or what is added to it, is multiplied by a number: alpha and beta of addmm."""
-    return node.name() == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1
 
 
 def _convolution(node: Node) -> Adapter:
@@ -298,9 +293,11 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
     if name == "ConvolutionBackward0":
         weight: Tensor = node._saved_weight.detach()
         return Product(node, _convolution(node), weight.shape), weight
-    if name not in ("AddmmBackward0", "MmBackward0") or _scaled(node):
+    if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
         return None
-    if node._saved_mat2 is None:  # not saved where no derivative passes through the weight's factor
+    if (
+        name not in ("AddmmBackward0", "MmBackward0") or node._saved_mat2 is None
+    ):  # not saved where no derivative passes through the weight's factor
         return None
     source = node.next_functions[-1][0]
     transposed = source is None or not transposes(source)

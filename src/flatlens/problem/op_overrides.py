@@ -57,6 +57,25 @@ def replaced(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def plain_operations() -> AbstractContextManager[None]:
+    """Compute all that no module of the network has a part in, plainly, in every thread."""
+    # (owner, name, what replaces it) of torch's own, for every network
+    return replaced([
+        *_NORMS,
+        # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
+        (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
+        *_RECURRENCES,
+        # a parametrised weight that was cached without a graph does not depend on any parameter
+        (parametrize, "_cache_enabled", 0),
+        (parametrize, "_cache", {}),
+        # the fast path of attention calls no hooks and has no derivative
+        (torch.backends.mha, "_is_fastpath_enabled", False),
+        (checkpoints, "CheckpointFunction", _NotReentrant),
+        (checkpoints, "_checkpoint_hook", _Counted),
+        (control_flow, "_hop_compile_and_call", _in_python),
+    ])  # fmt: skip
+
+
 _LOCK = threading.RLock()
 _HELD: dict[Hashable, tuple[int, ExitStack]] = {}  #: by what is held: (how many contexts hold it, what ends it)
 
@@ -130,6 +149,11 @@ def _in_order(norm: Callable[..., Tensor], always: bool) -> Callable[..., Tensor
     return plain
 
 
+_NORMS: list[tuple[Any, str, object]] = [
+    (F, "batch_norm", _in_order(F.batch_norm, False)), (F, "instance_norm", _in_order(F.instance_norm, True)),
+]  # fmt: skip
+
+
 def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
     """Compute nn.LSTM, nn.GRU or nn.RNN by torch's plain operations, without mkldnn and cuDNN.
 
@@ -140,6 +164,12 @@ def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
     off = [(backend, "enabled", False) for backend in (torch.backends.mkldnn, torch.backends.cudnn)]
     with held_by_all("backends", partial(replaced, off)):
         return recurrence(*given)
+
+
+_RECURRENCES: list[tuple[Any, str, object]] = [
+    (torch._VF, name, partial(_without_backends, getattr(torch._VF, name)))
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+]
 
 
 # Checkpoints: the reentrant kind gives no derivatives to chosen tensors, and none at all to the parameters inside if
@@ -210,9 +240,18 @@ def plain_modules(model: nn.Module) -> Iterator[None]:
     options, hooks = list[tuple[Any, str, object]](), [p._backward_hooks for p in model.parameters()]
     for name, module in model.named_modules():
         hooks += [module._backward_hooks, module._backward_pre_hooks]
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            _require_short_rows(f"{name}.weight" if name else "weight", module)
-            options += [(module, option, value) for option, value in _PLAIN.items()]
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        options += [(module, option, value) for option, value in _PLAIN.items()]
+        if module.max_norm is not None:
+            W, own = module.weight.detach(), f"{name}.weight" if name else "weight"
+            most = module.max_norm * (1 + 1e3 * torch.finfo(W.dtype).eps)
+            if long := int((torch.linalg.vector_norm(W, module.norm_type, 1) > most).sum()):
+                raise BadModel(
+                    f"{long} of {len(W)} rows of {own!r} exceed max_norm={module.max_norm:g}. Each lookup would "
+                    "rescale them in place and change the network. Rescale them first",
+                    remedy=f"{own}.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})",
+                )
     before = [(kept, dict(kept)) for kept in hooks if kept]
     with replaced(options):
         try:
@@ -220,43 +259,8 @@ def plain_modules(model: nn.Module) -> Iterator[None]:
                 kept.clear()
             yield
         finally:
-            for kept, own in before:
-                kept.update(own)
-
-
-def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> None:
-    if table.max_norm is None:
-        return
-    W = table.weight.detach()
-    most = table.max_norm * (1 + 1e3 * torch.finfo(W.dtype).eps)
-    long = int((torch.linalg.vector_norm(W, table.norm_type, 1) > most).sum())
-    if long:
-        raise BadModel(
-            f"{long} of {len(W)} rows of {name!r} exceed max_norm={table.max_norm:g}. Each lookup would rescale them "
-            "in place and change the network. Rescale them first",
-            remedy=f"{name}.data.renorm_({table.norm_type:g}, 0, {table.max_norm:g})",
-        )
-
-
-def plain_operations() -> AbstractContextManager[None]:
-    """Compute all that no module of the network has a part in, plainly, in every thread."""
-    # (owner, name, what replaces it) of torch's own, for every network
-    return replaced([
-        (F, "batch_norm", _in_order(F.batch_norm, False)),
-        (F, "instance_norm", _in_order(F.instance_norm, True)),
-        # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
-        (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
-        *((torch._VF, name, partial(_without_backends, getattr(torch._VF, name)))
-          for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
-        # a parametrised weight that was cached without a graph does not depend on any parameter
-        (parametrize, "_cache_enabled", 0),
-        (parametrize, "_cache", {}),
-        # the fast path of attention calls no hooks and has no derivative
-        (torch.backends.mha, "_is_fastpath_enabled", False),
-        (checkpoints, "CheckpointFunction", _NotReentrant),
-        (checkpoints, "_checkpoint_hook", _Counted),
-        (control_flow, "_hop_compile_and_call", _in_python),
-    ])  # fmt: skip
+            for kept, hooks_before in before:
+                kept.update(hooks_before)
 
 
 _WIDENED = threading.local()  #: `on` in a thread whose networks keep float32 under an autocast of their own
