@@ -121,10 +121,7 @@ class Sketch:
     weighted: bool  #: whether combinations are for traces with the loss's C; else for traces with I
 
     def views(self, loss: Loss, f: Tensor, y: Any, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each probe rows (n, r, N) and C (n, r, r): those of a network with r outputs, rows times f.
-
-        `chunk` is the number of the chunk's first sample.
-        """
+        """Yield for each probe rows (n, r, N) and C (n, r, r), for the chunk that begins at sample `chunk`."""
         for u in self.combinations(chunk, len(f), f[0].numel()):
             u = u.reshape(f.shape).to(f.device)
             if self.weighted:
@@ -379,10 +376,7 @@ Moments: TypeAlias = tuple[int, Tensor, Tensor]
 
 
 def feature_moments(problem: Problem, model: nn.Module, plan: Plan) -> dict[str, Moments]:
-    """Return the moments of each weight's features, from one forward pass.
-
-    Chunks are merged with Chan's update in float64: a large mean causes no cancellation.
-    """
+    """Return the moments of each weight's features, from one forward pass, merged by Chan's update in float64."""
     moments: dict[str, Moments] = {}
     graphs = bool(_at_products(plan))
     with problem.measuring(model, plain=True), differentiable(model.parameters()) if graphs else torch.no_grad():

@@ -182,10 +182,7 @@ class LayerGrams:
 
     @property
     def diagonal(self) -> Tensor:
-        """Return the Gauss-Newton diagonal of the place's measured parameters, summed over samples, (size,).
-
-        First come the entries of the weight as a matrix, or of another parameter as it is stored, then the bias.
-        """
+        """Return the Gauss-Newton diagonal of measured parameters, weight then bias, summed over samples, (size,)."""
         parts = [self.linear.diagonal().flatten()] if self.counts_weight else []
         return concatenated([*parts, self.linear.bias_diagonal()] if self.counts_bias else parts, 0)
 

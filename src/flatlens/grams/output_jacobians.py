@@ -163,10 +163,7 @@ MEMORY_SHARE = 8
 
 @dataclass(eq=False)
 class Pool:
-    """Buffers for Jacobians that are computed output by output, kept for the whole pass.
-
-    New memory for every chunk would cost as much time as the arithmetic.
-    """
+    """Kept buffers for Jacobians that are computed output by output: new ones would cost as much as the arithmetic."""
 
     batch_bytes: int  #: bytes of derivatives that one batched pass may return
     batched: bool | None = None  #: whether torch can batch the network's operations; None before the first attempt
@@ -195,20 +192,10 @@ def output_jacobians(
 ) -> tuple[dict[str, Tensor], Certificate | None]:
     """Return the Jacobians df/d(place), (n, N, ...), by place, at all places that the plan needs, and the certificate.
 
-    They have the network's dtype. They are views or buffers of the pool: do not write to them, and do not read them
-    after the next chunk.
-
-    Args:
-        f: the outputs, (n, N).
-        tape: the record of their forward pass.
-        plan: the plan.
-        inputs: the network's inputs.
-        needs: what measures will read; without "G" no input is differentiated to.
-        pool: buffers.
-        live: for each output whether it has any derivative; None if all have.
-        keep_graph: whether the graph is needed afterwards.
-        certify: draws the certificate's combination; None for no certificate.
-        parameters: parameters in which the certificate's combination is also differentiated.
+    They have the network's dtype, and are views or buffers of the pool: do not write to them, and do not read them
+    after the next chunk. Without "G" in `needs` no input is differentiated to. `live` says of each output whether it
+    has any derivative (None: all have), `keep_graph` whether the graph is needed afterwards. `certify` draws the
+    certificate's combination (None: no certificate), which is also differentiated in `parameters`.
     """
     watched = watched_places(tape, plan, inputs, len(f), needs)
     # The passes begin at f with the unit vectors; if a layer gives the outputs, at its input, with its matrix.
@@ -279,10 +266,7 @@ def _all_outputs(
     live: list[bool] | None,
     keep_graph: bool,
 ) -> dict[str, Tensor]:
-    """The Jacobians at the watched places, from batched backward passes if torch can batch the network.
-
-    Passes begin at `start`: a tensor (n, width), and the outputs' derivatives in it, (N, width), alike for all samples.
-    """
+    """The Jacobians at the watched places, begun at `start`: a tensor (n, width), and df in it, (N, width)."""
     n, N = f.shape
     if not watched:
         return {}
@@ -415,10 +399,7 @@ class Checker:
         rebuilt: dict[str, tuple[Tensor, Tensor]],
         batched: bool,
     ) -> ChunkCheck:
-        """Compare the derivatives at all places of the plan, and the gradients `rebuilt` from them, with autograd's.
-
-        The flags stay on the device: reading them would wait for it. `require` reads them.
-        """
+        """Compare all derivatives with autograd's; the flags stay on the device: `require` reads them, and waits."""
         # Both derivatives at each place are the same, to rounding; overflows are not compared.
         within = {name: self.rtol**2 * norm2(total).max() for name, total in certificate.totals.items()}
         flags = [((apart[name] <= most) | ~apart[name].isfinite()).all()[None] for name, most in within.items()]
@@ -438,10 +419,7 @@ class Checker:
             yield ((off <= self.rtol * scale) | ~off.isfinite())[None]
 
     def require(self, check: ChunkCheck) -> None:
-        """Raise PlanBroken or BadModel if the check failed.
-
-        A difference at a place may be mere rounding. Then an exact test decides whether samples affect each other.
-        """
+        """Raise PlanBroken or BadModel if the check failed. An exact test tells coupled samples from mere rounding."""
         *passed, padding_holds = check.flags.tolist()
         failing = [name for name, holds in zip(check.places, passed, strict=True) if not holds]
         wrong = [name.removeprefix(_PARAMETER) for name in failing if name.startswith(_PARAMETER)]

@@ -89,18 +89,12 @@ def independent_rows(
     generator: torch.Generator,
     moving: set[str] | None = None,
 ) -> dict[str, list[Rows]]:
-    """Return for each place the arrangements under which no sample's outputs depend on another sample's rows.
+    """Return for each place `at` those of the `allowed` arrangements under which samples are independent.
 
-    One backward pass for each mask of `splits`: the outputs of the samples in the mask are combined with random
+    One backward pass for each mask of `splits`: the outputs (n, N) of the samples in the mask are combined with random
     weights, and the derivative at all other samples' rows must be exactly 0. The masks separate every pair of samples.
-    Rounding cannot change the result: a derivative of 0 is computed as 0.
-
-    Args:
-        f: outputs, (n, N).
-        at: places in the graph of f, by name.
-        allowed: candidate arrangements of each place.
-        generator: draws the random weights.
-        moving: gets the names of the places that move the outputs: elsewhere every arrangement is possible.
+    Rounding cannot change the result: a derivative of 0 is computed as 0. `moving` gets the names of the places that
+    move the outputs: elsewhere every arrangement is possible.
     """
     n, left = len(f), {name: list(rows) for name, rows in allowed.items()}
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -294,10 +288,7 @@ def coupled_samples_error() -> BadModel:
 
 @contextmanager
 def agreed(ranks: Ranks) -> Iterator[None]:
-    """Raise PlanBroken on all ranks, with all their reasons, if one of them raised it inside the block.
-
-    Any other error of one rank is raised on all, too.
-    """
+    """Raise PlanBroken on all ranks, with all their reasons, if one raised it inside; any other error of one, too."""
     broken = None
     with ranks.as_one():
         try:
@@ -465,10 +456,7 @@ class Plan:
         return self.parts[name] if name in self.parts else self.weights[name]
 
     def bytes_per_sample(self, outputs: int) -> int:
-        """Return a pass's bytes per sample, for a number of outputs.
-
-        The terms: output Jacobians, activations, per-sample gradients of unexplained parameters, Gram matrices.
-        """
+        """Return a pass's bytes per sample: output Jacobians, activations, unexplained gradients, Gram matrices."""
         unexplained = self.unexplained_size * outputs * (8 + 2 * self.itemsize)
         return (
             outputs * self.jacobian_bytes

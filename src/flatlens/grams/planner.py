@@ -118,15 +118,10 @@ def lay_out(
     *,
     attention_heads: bool = False,
 ) -> Plan:
-    """Return the plan of a pass, from trials on the problem's probes.
+    """Return the plan of a pass, from trials on the problem's probes, and on the batches `also`, already on the device.
 
-    Args:
-        problem: the problem.
-        model: its network.
-        also: more batches to run trials on, already on the model's device.
-        distrusted: places at which no arrangement of samples is assumed. If it contains `BATCHING`, backward passes
-            are run one by one.
-        attention_heads: whether attention's projections and heads are parts of the plan.
+    No arrangement of samples is assumed at places that are `distrusted`; if `BATCHING` is among them, backward passes
+    run one by one. With `attention_heads`, attention's projections and heads are parts of the plan.
     """
     generator = torch.Generator().manual_seed(0)
     # differentiable: so that the graph also shows frozen parameters
@@ -449,10 +444,7 @@ def _near(one: Tensor, other: Tensor, rtol: float) -> bool:
 def proved(
     problem: Problem, model: nn.Module, plan: Plan, trial: Trial, generator: torch.Generator
 ) -> tuple[Certificate, list[str]]:
-    """Return a random combination of a trial's outputs, with its derivatives by autograd, and where the plan is wrong.
-
-    These are the places at which parameters act whose computed gradient is not autograd's.
-    """
+    """Return a random combination of a trial's outputs, and the parameters' places where its gradient is wrong."""
     tape, n, named = trial.tape, trial.n, dict[str, Tensor](model.named_parameters())
     weights = [w for w in plan.weights.values() if w.products]
     of_weights = (name for w in weights for name in (w.parameter, w.bias) if name)

@@ -597,10 +597,7 @@ class SharedJacobian:
 
     @cached_property
     def cheapest(self) -> dict[str, str]:
-        """The strategy that takes least for each part of the work, from a table of costs; of two equal ones the first.
-
-        Costs of one part are in proportion to the multiplications of a sample, or to measured times.
-        """
+        """The strategy that takes least for each part of the work, by multiplications of a sample or measured times."""
         (_, N, _, d, P), m = self.J.shape, self.weight.W.shape[2]
         double = self.J.dtype == torch.float64
         costs: dict[str, dict[str, float]] = {

@@ -183,10 +183,7 @@ def searched_norm(gram: _Product, rough: _Product, like: Tensor, rtol: float) ->
 
 
 def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | None) -> Tensor:
-    """Return the vector of the largest eigenvalue of M = A^T A, or with `theta` the t of (M - theta) t = -start.
-
-    Lanczos in float32, whose vectors are kept.
-    """
+    """Return the vector of M's largest eigenvalue, or with `theta` the t of (M - theta) t = -start, by Lanczos."""
     n, length = start.numel(), float(vector_norm(start))
     most = max(CHECKED, min(_ROUGH_PRODUCTS, _KEPT // n))
     v = (start / length).to(torch.float32)

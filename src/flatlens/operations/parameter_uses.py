@@ -62,10 +62,7 @@ class GraphOperation:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Return the signature: equal in two passes if both did the same here.
-
-        It has the geometry of products and their biases, by whatever node, and the axes over which theta is repeated.
-        """
+        """Return what is equal in two passes that did the same here: products' geometry, axes of repetition."""
         kind = type(self).__name__
         if isinstance(self, Product | Bias):
             return (kind, self.adapter, self.stored) if isinstance(self, Product) else (kind, self.adapter)
@@ -202,10 +199,7 @@ def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transpose
 
 
 def features_of(product: Node) -> Tensor | None:
-    """Return what a matrix product or a convolution multiplies by its weight; it is gone once the graph is freed.
-
-    None if autograd did not keep it, because no derivative in the weight was asked for.
-    """
+    """Return what a product multiplies by its weight, while the graph lives; None if no derivative is asked for."""
     saved = {"ConvolutionBackward0": "_saved_input", "AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self"}
     phi: Tensor | None = getattr(product, saved[product.name()])
     return None if phi is None else phi.detach()

@@ -292,10 +292,7 @@ def checksum(tensor: Tensor, start: int = 0) -> int:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Return whether no entry is NaN or inf.
-
-    A finite sum proves it with one read from the device; only if the sum is not finite is each entry checked.
-    """
+    """Return whether no entry is NaN or inf; a finite sum proves it with one read from the device."""
     if bool(in_one_piece(tensor.sum()).isfinite()):  # of all processes' parts: all have to decide alike
         return True
     return bool(in_one_piece(tensor.isfinite().all()))

@@ -109,10 +109,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def load_seeded(spec: str, argument: str) -> Any:
-    """Return what `file.py:NAME` names; random numbers that the file draws while it is imported are seeded with 0.
-
-    A process imports a file once, for the network or for the data: whoever comes first must not matter.
-    """
+    """Return what `file.py:NAME` names; random numbers that it draws are seeded with 0, whoever imports it first."""
     with seeded(0):
         return load(spec, argument)
 
@@ -121,11 +118,7 @@ def load_seeded(spec: str, argument: str) -> Any:
 
 
 def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
-    """Yield a rank's batches with their numbers; a batch of another rank is not loaded if a sampler picks its samples.
-
-    Raises:
-        BadData: the user's code raised; `where` names the data in the error.
-    """
+    """Yield a rank's batches with their numbers; batches of other ranks are not loaded if a sampler picks samples."""
     sampler = loader.batch_sampler
     if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
         yield from ((number, raw) for number, raw in enumerate(_guarded(loader, where)) if ranks.takes(number))

@@ -122,10 +122,7 @@ class NetworkOnData:
         return REDUCED_PRECISION.get(self.works_in, torch.finfo(self.dtype).eps)
 
     def measuring(self, model: nn.Module, *, twice: bool = True, plain: bool = False) -> AbstractContextManager[None]:
-        """Return the context in which the risk is differentiated, `twice` or once only.
-
-        `plain`: in eval mode and full precision, whatever the problem's.
-        """
+        """Return the context in which the risk is differentiated; `plain`: always in eval mode and full precision."""
         batch_statistics, tf32 = not plain and self.coupled, not plain and self.works_in == "tf32"
         return measuring(model, batch_statistics=batch_statistics, tf32=tf32, twice=twice, casts=self.casts is not None)
 
@@ -147,11 +144,7 @@ class NetworkOnData:
     def shared(
         self, most: int, ranks: Ranks | None = None, what: str = "", progress: Progress | None = None
     ) -> Iterator[tuple[int, Batch]]:
-        """Yield this process's share of `batches(most)` among `ranks` (default: the problem's).
-
-        Each chunk comes with a number that gives its position in the data. After each chunk, the progress of all ranks
-        is reported.
-        """
+        """Yield this process's share of `batches(most)`, each with a number for its place; progress is reported."""
         ranks, done = self.ranks if ranks is None else ranks, 0
         if self.ghost_batch is None:
             chunks = self.data.shared(most, ranks)
@@ -392,9 +385,6 @@ class Seen:
         """Refuse outputs that are `off` by more than rounding from those of the same network in larger chunks.
 
         The network may have been trained since: then it is run once more.
-
-        Raises:
-            BadModel: they are.
         """
         allowed = ROUNDING * torch.finfo(f.dtype).eps
         (share,) = off[None].tolist()
@@ -458,10 +448,7 @@ def forwards(
 def outcomes(
     problem: NetworkOnData, shared: Iterable[tuple[int, Batch]], run: Callable[[Batch], tuple[Tensor, Any]]
 ) -> Outcomes:
-    """Return every sample's outcome under the problem's loss, from this rank's chunks of the data.
-
-    `run` maps a placed batch to (outputs (n, N), targets).
-    """
+    """Return samples' outcomes, from this rank's chunks; `run` maps a placed batch to (outputs (n, N), targets)."""
     kept: ChunkBuffer[str] = ChunkBuffer()
     with torch.no_grad(), problem.ranks.as_one():
         for number, raw in shared:

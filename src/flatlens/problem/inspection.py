@@ -287,10 +287,7 @@ def _require_no_weights(problem: NetworkOnData, model: nn.Module, raw: Batch, st
 
 
 def _weights(problem: NetworkOnData, model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the measured parameters; where a copy in another dtype is measured, also the network's own.
-
-    A loss may read them. Where it does beside a copy on the same weights, the network itself is measured.
-    """
+    """Return the measured parameters, and the network's own beside a copy in another dtype: a loss may read them."""
     networks = [model] if model is problem.model or original_of(model) is not None else [model, problem.model]
     return [named for one in networks for named in one.named_parameters() if named[0] in problem.parameters]
 

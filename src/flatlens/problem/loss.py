@@ -78,10 +78,7 @@ class Loss(ABC):
         return None
 
     def constant(self, sums: Tensor, mass: float) -> BestConstant | None:
-        """Return the best fit by outputs that are the same for all samples, from the sums of `target_sums`.
-
-        None where all targets are the same.
-        """
+        """Return the best fit by constant outputs, from the sums of `target_sums`; None if all targets are the same."""
         return None
 
     def total(self, f: Tensor, y: Any) -> Tensor:
@@ -93,10 +90,7 @@ class Loss(ABC):
         return torch.ones(len(f), dtype=torch.float64, device=f.device)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """Return C_i = d2 l_i / df2, (n, N, N) float64.
-
-        Here by N products through the loss alone; subclasses use closed forms.
-        """
+        """Return C_i = d2 l_i / df2, (n, N, N) float64; here by N products, in subclasses by closed forms."""
         product = self.output_hessian_product(f, y)
         units = torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
         return torch.stack([product(unit.expand(len(f), -1)) for unit in units], dim=1)
@@ -165,10 +159,7 @@ class Loss(ABC):
         return values
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return whether each sample is classified correctly, (n,) float64, NaN where ignored.
-
-        None if targets are not classes.
-        """
+        """Return whether samples are classified correctly, (n,), NaN if ignored; None if targets are not classes."""
         try:
             y = torch.as_tensor(y, device=f.device)
         except (TypeError, ValueError, RuntimeError):  # such as a list of boxes
@@ -250,10 +241,7 @@ _KNOWN = ContextVar("labels are known", default=False)
 
 @contextmanager
 def labels_known() -> Iterator[None]:
-    """Skip the range check of class labels inside this context.
-
-    They were checked when the problem was made and have not changed; checking again would wait for the device.
-    """
+    """Skip the range check of class labels inside: they were checked, and checking again would wait for the device."""
     token = _KNOWN.set(True)
     try:
         yield
@@ -290,10 +278,7 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
 
 
 def probabilities(y: Tensor, name: str) -> Tensor:
-    """Return class probabilities a_k; refuse negative ones.
-
-    Their sum need not be 1: it weighs the sample, as in torch.
-    """
+    """Return class probabilities; refuse negative ones. Their sum need not be 1: it weighs the sample, as in torch."""
     if not _KNOWN.get() and bool((y < 0).any()):
         at = (y < 0).nonzero()[0]
         what = f"{name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at "

@@ -518,10 +518,7 @@ class CrossEntropy(Loss):
         return torch.where(seen, self._weight(f, f.dtype)[target.where(seen, 0)], 0.0).to(torch.float64)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """Return C = (sum_k a_k)(diag p - p p^T).
-
-        Diagonal p_k * (sum of the others), accurate where p is close to one-hot.
-        """
+        """Return C = (sum_k a_k)(diag p - p p^T), with p_k * (sum of the others) where rows are close to one-hot."""
         p = f.detach().to(torch.float64).softmax(1)
         others = p @ (1 - torch.eye(p.shape[1], dtype=p.dtype, device=p.device))
         C = -p[:, :, None] * p[:, None, :]
@@ -543,10 +540,7 @@ class CrossEntropy(Loss):
         return row[:, None], self._target_sum(f, self._target(f, y))[:, None, None]
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Return the product for the softmax's categorical distribution.
-
-        The label's weight is the mass; smoothing plays no part.
-        """
+        """Return the product for the softmax's categorical distribution, times the mass; smoothing plays no part."""
         return _softmax_covariance(f, self.mass(f, y))
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:

@@ -226,10 +226,7 @@ class Problem(NetworkOnData):
         return part
 
     def part(self, samples: Tensor) -> Problem:
-        """Return the same problem on some of its samples, by number, not checked again: they have been checked.
-
-        Its mass is 1, so that its risk is the sum of the losses.
-        """
+        """Return the same problem on some of its samples, not checked again; its risk is the sum of their losses."""
         return self.changed(data=self.data.picked(samples), test=None, n=len(samples), mass=1.0, seen=None)
 
     def with_changes(self, model: nn.Module | None = None, **changes: Any) -> Problem:
@@ -240,10 +237,7 @@ class Problem(NetworkOnData):
         return Problem(self.model if model is None else model, **given | changes)
 
     def measured(self) -> nn.Module:
-        """Return the network that is differentiated: a copy of the model on its weights, or with weights in `dtype`.
-
-        The model itself where it has no copy: see `problem.eval_context`.
-        """
+        """Return the network that is differentiated: a copy on the model's weights or in `dtype`, or the model."""
         with in_turn(self.model):  # not while another thread measures it in place
             if all(p.dtype == self.dtype for p in self.model.parameters()):
                 return self.model if self._in_place else copy_on_same_weights(self.model) or self.model
@@ -260,13 +254,7 @@ class Problem(NetworkOnData):
             return copied
 
     def run_chunk(self, model: nn.Module, batch: Batch, number: int) -> tuple[Tensor, Any]:
-        """Return what `run` does, of the chunk whose first sample has this number; require the outputs seen before.
-
-        A negative number is that of no chunk.
-
-        Raises:
-            BadModel: the outputs are others than in larger chunks.
-        """
+        """Return what `run` does; require the outputs seen before of the chunk at sample `number` (below 0: none)."""
         f, y = self.run(model, batch)
         self.require_as_seen(model, batch, number, f)
         return f, y

@@ -166,10 +166,7 @@ def in_first_process() -> bool:
 
 
 def claimed(name: str) -> bool:
-    """Return whether this process was the first of those that torch.distributed connects to ask for a name.
-
-    It waits for no other one: perhaps no other asks.
-    """
+    """Return whether this process was the first to ask for a name. It waits for no other: perhaps no other asks."""
     if not (dist.is_available() and dist.is_initialized()):
         return True
     try:

@@ -38,10 +38,7 @@ Reading: TypeAlias = Literal["tokens", "places", "either"]
 
 @dataclass(frozen=True, eq=False)
 class RowLayout:
-    """The targets of a batch, and which of its outputs (n, N) belong to which row of a sample.
-
-    Plain outputs (n, N) need none: there the targets stay as they are.
-    """
+    """The targets of a batch of other outputs than (n, N), and which columns belong to which row of a sample."""
 
     targets: Any  #: as the user gave them; of several heads in the order of the outputs
     form: Callable[[Tensor], Any]  #: puts outputs (n, N) into the form in which the network gives them
@@ -60,15 +57,10 @@ def token_mask(y: Any) -> Tensor | None:
 
 
 def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_outputs: int) -> tuple[Tensor, Any]:
-    """Return (outputs (n, N), targets in the form that `laid_out` knows).
+    """Return (outputs (n, N), targets in the form that `laid_out` knows) of n samples.
 
-    Args:
-        outputs: What the network returned.
-        targets: What the data gave.
-        n: The number of samples.
-        loss: The loss of these outputs, or the one they will get.
-        counted: Which tokens count, (n, T); ignored if it does not fit.
-        known_outputs: N as known so far: with one row per token, that of the longest batch; 0 if not known.
+    `loss` is that of these outputs, or the one they will get. `counted`, (n, T), says which tokens count, if it fits.
+    `known_outputs` is N as known so far: with one row per token, that of the longest batch; 0 if not known.
     """
     # a dict or a tuple of outputs: heads side by side
     heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n, any_targets=loss.whole)
