@@ -253,19 +253,23 @@ class _Pass:
                 if sketch is None:
                     C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else C
                     slope = fisher_slopes(problem, f, y)
-        chunk = _Chunk(batch, forward, [inputs[number] for number in plan.inputs], number, losses, correct)
+        read = [inputs[number] for number in plan.inputs]
         if sketch is None:
-            yield self._grams(chunk, _Outputs(f, C, token_mask(y), slope, closing_softmax(f)))
+            yield self._grams(
+                _Chunk(batch, forward, read, number, losses, correct, f, C, token_mask(y), slope, closing_softmax(f))
+            )
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             combined = (rows.to(f) @ f[..., None])[..., 0]
-            C = C * per_mass if sketch.weighted else C
-            last = probe + 1 == sketch.probes
-            yield self._grams(chunk, _Outputs(combined, C, rows=rows, first=probe == 0, last=last))
+            C, first, last = C * per_mass if sketch.weighted else C, probe == 0, probe + 1 == sketch.probes
+            chunk = _Chunk(
+                batch, forward, read, number, losses, correct, combined, C, rows=rows, first=first, last=last
+            )
+            yield self._grams(chunk)
 
-    def _grams(self, chunk: _Chunk, of: _Outputs) -> ChunkGrams:
-        """Return a chunk's Gram matrices of the network whose outputs are `of`."""
-        problem, plan, needs, tape = self.problem, self.plan, self.needs, chunk.forward.tape
+    def _grams(self, of: _Chunk) -> ChunkGrams:
+        """Return a chunk's Gram matrices of the network whose outputs are its f."""
+        problem, plan, needs, tape = self.problem, self.plan, self.needs, of.forward.tape
         # Differentiate to all places. Weights were checked on the trials, see `planner`; other parameters are here.
         unexplained = () if self.inputs_alone else plan.unexplained
         checked = () if self.inputs_alone else (*unexplained, *plan.small_parameters, *plan.derived)
@@ -273,23 +277,23 @@ class _Pass:
         per_token = 1 if of.counted is None else of.f.shape[1] // of.counted.shape[1]
         live = None if of.counted is None else of.counted.any(0).repeat_interleave(per_token).tolist()
         found, certificate = output_jacobians(
-            of.f, tape, plan, chunk.inputs, needs, self.pool,
+            of.f, tape, plan, of.inputs, needs, self.pool,
             live=live, keep_graph=not of.last or bool(plan.derived and checked),
-            certify=torch.Generator().manual_seed(chunk.number) if of.first else None,
-            parameters={name: chunk.forward.named[name] for name in checked},
+            certify=torch.Generator().manual_seed(of.number) if of.first else None,
+            parameters={name: of.forward.named[name] for name in checked},
         )  # fmt: skip
         explicit: dict[str, Tensor] = {}
         if unexplained:
-            explicit = per_sample_gradients(problem, self.model, chunk.batch, unexplained, of.rows)
+            explicit = per_sample_gradients(problem, self.model, of.batch, unexplained, of.rows)
         if explicit and certificate is not None:
-            explicit = self.checker.unexplained(chunk.batch, explicit, certificate, of.rows)
+            explicit = self.checker.unexplained(of.batch, explicit, certificate, of.rows)
         make_grams = partial(
             LayerGrams, of.C, of.f.detach().to(torch.float64), problem.precision,
-            counted=of.counted, losses=chunk.losses, slope=of.slope, softmax_size=of.softmax_size,
+            counted=of.counted, losses=of.losses, slope=of.slope, softmax_size=of.softmax_size,
         )  # fmt: skip
         convex = problem.loss.convex and of.rows is None
         jacobians = ChunkJacobians(
-            chunk.forward, found, explicit, of.C, needs, convex, problem.parameters, self.scale, make_grams,
+            of.forward, found, explicit, of.C, needs, convex, problem.parameters, self.scale, make_grams,
             self.inputs_alone,
         )  # fmt: skip
         # Compare with the certificate; its flags are read later.
@@ -298,14 +302,14 @@ class _Pass:
             apart = certificate.apart(found)
             rebuilt: dict[str, tuple[Tensor, Tensor]] = {}
             if not self.inputs_alone:
-                rebuilt = chunk.forward.rebuilt(certificate.totals, weights=False) | jacobians.combined(certificate.u)
+                rebuilt = of.forward.rebuilt(certificate.totals, weights=False) | jacobians.combined(certificate.u)
             batched = self.pool.batched is True
-            self.pending.append(self.checker.check(tape, chunk.batch, apart, certificate, rebuilt, batched))
+            self.pending.append(self.checker.check(tape, of.batch, apart, certificate, rebuilt, batched))
         layers = jacobians.layers()
         if plan.input_call is not None:
             network: LayerGrams | None = layers[plan.input_call]
         else:
-            read = [plan.unpadded(x.detach().to(of.f.dtype), tape) for x in chunk.inputs]
+            read = [plan.unpadded(x.detach().to(of.f.dtype), tape) for x in of.inputs]
             network = jacobians.network_input(read) if "G" in needs else None
         if "G" in needs and of.rows is None:
             for key, grams in layers.items():
@@ -314,14 +318,14 @@ class _Pass:
             if network is not None and plan.input_call is None:
                 network.rounding = shown_rounding(apart, found, [at for at in apart if at.startswith("input:")])
         return ChunkGrams(
-            chunk.number, chunk.losses, chunk.correct, make_grams(), network, layers,
+            of.number, of.losses, of.correct, make_grams(), network, layers,
             {} if self.inputs_alone else jacobians.others(), {} if self.inputs_alone else jacobians.parts(layers),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """A chunk's forward pass."""
+    """A chunk's forward pass, and the outputs that are differentiated: the network's own, or a probe's combinations."""
 
     batch: Batch
     forward: ForwardPass
@@ -329,12 +333,6 @@ class _Chunk:
     number: int
     losses: Tensor | None
     correct: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Outputs:
-    """Outputs that are differentiated: the network's own, or the combinations of a probe."""
-
     f: Tensor  #: (n, N)
     C: Tensor  #: output Hessians, (n, N, N)
     counted: Tensor | None = None  #: for outputs of tokens: which tokens count, (n, T)

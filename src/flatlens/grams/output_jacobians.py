@@ -126,7 +126,14 @@ def input_products(
         return {"gram": weight.matrix.gram_at_input(J)}
     if weight.dense:
         return row_products(weight.matrix.at_input(J), wanted, x=x)
-    parts = [row_products(rows, wanted, x=x[piece]) for piece, rows in _transposed(weight, J, out)]
+    # W^T J of a few samples at a time, (n', N, M), where the matrix W is the convolution
+    adapter, (n, N, _, d, _) = weight.adapter, J.shape
+    assert isinstance(adapter, Convolution)
+    kernel, parts = weight.value.flip(2, 3).transpose(0, 1).contiguous(), []
+    for piece in pieces(n, 16 * J[0].numel()):
+        z = J[piece].reshape(-1, d, *out)
+        rows = F.conv2d(z, kernel, padding=_padding(adapter), dilation=adapter.dilation)
+        parts.append(row_products(rows.reshape(-1, N, rows[0].numel()), wanted, x=x[piece]))
     return {what: torch.cat([part[what] for part in parts]) for what in wanted}
 
 
@@ -143,18 +150,6 @@ def _flips(adapter: Adapter) -> bool:
 def _padding(adapter: Convolution) -> list[int]:
     sides = zip(adapter.dilation, adapter.kernel, adapter.pad[::-2], strict=True)
     return [d * (k - 1) - p for d, k, p in sides]
-
-
-def _transposed(weight: Weight, J: Tensor, out: torch.Size) -> Iterator[tuple[slice, Tensor]]:
-    """Yield a few samples at a time and their W^T J, (n', N, M), where the matrix W is the convolution."""
-    adapter = weight.adapter
-    assert isinstance(adapter, Convolution)
-    kernel = weight.value.flip(2, 3).transpose(0, 1).contiguous()
-    n, N, _, d = J.shape[:4]
-    for piece in pieces(n, 16 * J[0].numel()):
-        z = J[piece].reshape(-1, d, *out)
-        rows = F.conv2d(z, kernel, padding=_padding(adapter), dilation=adapter.dilation)
-        yield piece, rows.reshape(-1, N, rows[0].numel())
 
 
 MEMORY_SHARE = 8
@@ -267,25 +262,38 @@ def _all_outputs(
     keep_graph: bool,
 ) -> dict[str, Tensor]:
     """The Jacobians at the watched places, begun at `start`: a tensor (n, width), and df in it, (N, width)."""
-    n, N = f.shape
-    if not watched:
-        return {}
-    if live is None and pool.batched is not False and all(place.plain for place in watched.values()):
-        each = sum(place.size.numel() for place in watched.values()) * f.element_size()
-        count = min(N, pool.batch_bytes // max(1, each))
-        if count > 1:
-            try:
-                found = _several_outputs(watched, start, f, pool, count, keep_graph)
-            except RuntimeError as error:  # the user's own autograd function, without a batching rule
-                if out_of_memory(error) or pool.batched:
-                    raise
-                pool.batched = False
-            else:
-                pool.batched = True
-                return found
+    (n, N), (at, units), wanted = f.shape, start, [place.at for place in watched.values()]
+    each = sum(place.size.numel() for place in watched.values()) * f.element_size()
+    count = min(N, pool.batch_bytes // max(1, each))
+    plain = live is None and all(place.plain for place in watched.values())
+    found: dict[str, Tensor] = {}
+    # Batched passes of `count` outputs each, if torch can batch the network: starting a pass costs small networks most.
+    if watched and plain and count > 1 and pool.batched is not False:
+        if count < N:
+            found = {name: pool.take(name, (n, N, *place.kept), f) for name, place in watched.items()}
+        try:
+            for first in range(0, N, count):
+                rows = slice(first, min(N, first + count))
+                retain = keep_graph or rows.stop < N or pool.batched is None  # the first attempt may fail
+                with ignore_slow_batching_warning():
+                    several = torch.autograd.grad(
+                        at, wanted, units[rows, None].expand(-1, *at.shape),
+                        retain_graph=retain, allow_unused=True, is_grads_batched=True,
+                    )  # fmt: skip
+                for (name, place), own in zip(watched.items(), several, strict=True):
+                    own = f.new_zeros(rows.stop - first, *place.size) if own is None else own
+                    own = own.to(f.dtype).reshape(len(own), n, -1).transpose(0, 1)
+                    if count == N:
+                        found[name] = own  # no copy: it would cost as much time as the Gram matrix
+                    else:
+                        found[name][:, rows] = own
+            pool.batched = True
+            return found
+        except RuntimeError as error:  # the user's own autograd function, without a batching rule
+            if out_of_memory(error) or pool.batched:
+                raise
+            pool.batched = False
     # One backward pass for each live output; the others' rows are 0.
-    (at, units), wanted = start, [place.at for place in watched.values()]
-    found = {}
     for name, place in watched.items():
         if place.tokens_first:
             g, d, P = place.kept
@@ -293,39 +301,13 @@ def _all_outputs(
         else:
             found[name] = pool.take(name, (n, N, *place.kept), f)
     outputs = [k for k in range(N) if live is None or live[k]]
-    for k in range(N):
+    for k in range(N) if watched else ():
         derivatives: Sequence[Tensor | None] = [None] * len(wanted)
         if live is None or live[k]:
             retain = keep_graph or k < outputs[-1]
             derivatives = torch.autograd.grad(at, wanted, units[k].repeat(n, 1), retain_graph=retain, allow_unused=True)
         for place, buffer, derivative in zip(watched.values(), found.values(), derivatives, strict=True):
             buffer[:, k] = 0 if derivative is None else place.shape(derivative)
-    return found
-
-
-def _several_outputs(
-    watched: dict[str, WatchedPlace], start: tuple[Tensor, Tensor], f: Tensor, pool: Pool, count: int, keep_graph: bool
-) -> dict[str, Tensor]:
-    """The same from batched passes of `count` outputs each: starting a pass costs small networks most."""
-    n, N = f.shape
-    wanted = [place.at for place in watched.values()]
-    found = {} if count == N else {name: pool.take(name, (*f.shape, *place.kept), f) for name, place in watched.items()}
-    for first in range(0, N, count):
-        rows = slice(first, min(N, first + count))
-        retain = keep_graph or rows.stop < N or pool.batched is None  # the first attempt may fail
-        at, units = start
-        with ignore_slow_batching_warning():
-            derivatives = torch.autograd.grad(
-                at, wanted, units[rows, None].expand(-1, *at.shape),
-                retain_graph=retain, allow_unused=True, is_grads_batched=True,
-            )  # fmt: skip
-        for (name, place), derivative in zip(watched.items(), derivatives, strict=True):
-            derivative = f.new_zeros(rows.stop - first, *place.size) if derivative is None else derivative
-            derivative = derivative.to(f.dtype).reshape(len(derivative), n, -1).transpose(0, 1)
-            if count == N:
-                found[name] = derivative  # no copy: it would cost as much time as the Gram matrix
-            else:
-                found[name][:, rows] = derivative
     return found
 
 

@@ -359,7 +359,13 @@ class DenseJacobian:
             return trace(self.C, self.bias_gram())
         if self.wanted & {"diagonal", "adaptive"}:
             return self.product("z", "weighted").sum(1)
-        return _length2_mixed(root, self.J)
+        left, sizes = _unit(root, self.J.dtype)
+        cuts = list(pieces(len(self.J), 4 * self.J[0].numel(), CACHE_BYTES))
+
+        def lengths(of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+            return {"": torch.cat([of(_mixed(left[piece], self.J[piece])) for piece in cuts])}
+
+        return lengths2(lengths, self.J)[""] * sizes.square()
 
     def relative_trace(self) -> Tensor:
         """tr(C R)."""
@@ -809,17 +815,6 @@ def _levelled(root: Tensor | None, X: Tensor) -> tuple[Tensor, Tensor]:
     top = X.abs().amax(tuple(range(1, X.ndim))).to(sizes)
     top = torch.where((top > 0) & top.isfinite(), top, 1.0)
     return _mixed(left / top[:, None, None], X), sizes * top
-
-
-def _length2_mixed(root: Tensor, J: Tensor) -> Tensor:
-    """||root_i^T J_i||^2, (n,) float64, for root (n, N, r) and J (n, N, M)."""
-    left, sizes = _unit(root, J.dtype)
-    cuts = list(pieces(len(J), 4 * J[0].numel(), CACHE_BYTES))
-
-    def lengths(of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        return {"": torch.cat([of(_mixed(left[piece], J[piece])) for piece in cuts])}
-
-    return lengths2(lengths, J)[""] * sizes.square()
 
 
 def _of_product(of: Callable[[Tensor], Tensor], T: Tensor, M: Tensor) -> Tensor:

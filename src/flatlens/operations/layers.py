@@ -111,7 +111,16 @@ class _Windows(Adapter):
         return z.permute(0, 2, 3, 1, 4).reshape(n, self.groups, z.shape[3], -1)
 
     def _windows(self, x: Tensor, n: int, stride: tuple[int, ...]) -> Tensor:
-        columns = _unfolded(x, self.kernel, self.dilation, stride)  # (n*w, C K, P')
+        # all windows as columns, (n*w, C K, P'); F.unfold takes no volumes: windows by views
+        if len(self.kernel) == 1:
+            columns = F.unfold(x[:, :, None], (1, *self.kernel), (1, *self.dilation), 0, (1, *stride))
+        elif len(self.kernel) == 2:
+            columns = F.unfold(x, self.kernel, self.dilation, 0, stride)
+        else:
+            for axis, (reach, step, gap) in enumerate(zip(self.kernel, stride, self.dilation, strict=True)):
+                x = x.unfold(2 + axis, gap * (reach - 1) + 1, step)[..., ::gap]
+            x = x.permute(0, 1, 5, 6, 7, 2, 3, 4)
+            columns = x.reshape(len(x), -1, x.shape[5:].numel())
         columns = columns.reshape(n, -1, self.groups, columns.shape[1] // self.groups, columns.shape[2])
         return columns.permute(0, 2, 3, 1, 4).reshape(n, self.groups, columns.shape[3], -1)
 
@@ -226,16 +235,3 @@ def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
     return isinstance(module, (nn.Linear, *_PLAIN, *TRANSPOSED)) or any(
         (c.__name__, c.__module__) == conv1d for c in type(module).__mro__
     )
-
-
-def _unfolded(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """Return all windows of a padded input (n, C, size...) as columns, (n, C K, P)."""
-    if len(kernel) == 1:
-        return F.unfold(x[:, :, None], (1, *kernel), (1, *dilation), 0, (1, *stride))
-    if len(kernel) == 2:
-        return F.unfold(x, kernel, dilation, 0, stride)
-    # F.unfold takes no volumes: windows by views
-    for axis, (reach, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        x = x.unfold(2 + axis, gap * (reach - 1) + 1, step)[..., ::gap]
-    x = x.permute(0, 1, 5, 6, 7, 2, 3, 4)
-    return x.reshape(len(x), -1, x.shape[5:].numel())

@@ -324,22 +324,18 @@ def convention_of(model: nn.Module, x: Any, y: Any) -> Convention:
         (slope,) = torch.autograd.grad(own.sum(), f, allow_unused=True)
     f = f.detach()
     for shift in (0, 1) if slope is not None else ():
-        if _is_slope(slope, f, F.pad(y[rows], (0, shift), value=_IGNORED)[:, shift:]):
-            return Convention(fed, bool(shift), by_token=True)
+        labels = F.pad(y[rows], (0, shift), value=_IGNORED)[:, shift:]
+        counted = labels != _IGNORED
+        if bool(counted.any()):
+            one_hot = F.one_hot(labels.masked_fill(~counted, 0), f.shape[2])
+            expected = (f.softmax(2) - one_hot) * counted[..., None] / counted.sum()
+            if float((slope - expected).abs().max()) <= 1e-3 * float(expected.abs().max()):
+                return Convention(fed, bool(shift), by_token=True)
     told = (
         "the network's own loss of the labels is the cross-entropy neither of each token nor of the next token, so it "
         "is not known which output belongs to which label: give "
     )
     raise BadData((told, FORWARD), argument="data")
-
-
-def _is_slope(slope: Tensor, f: Tensor, labels: Tensor) -> bool:
-    counted = labels != _IGNORED
-    if not bool(counted.any()):
-        return False
-    one_hot = F.one_hot(labels.masked_fill(~counted, 0), f.shape[2])
-    expected = (f.softmax(2) - one_hot) * counted[..., None] / counted.sum()
-    return float((slope - expected).abs().max()) <= 1e-3 * float(expected.abs().max())
 
 
 # Each sample's outputs, when they were first seen

@@ -278,7 +278,11 @@ def parts_between_calls(model: nn.Module) -> Iterator[None]:
         module._get_fsdp_state()._lazy_init()
     to_parts(model)
     groups = _groups(modules)
-    waiting = [one for group in groups for one in _pending(group)]
+    # where gradients lie that are not added up over the processes yet
+    parameters = [one for group in groups for one in group.fsdp_params]
+    waiting = [(one, "unsharded_accumulated_grad") for one in parameters]
+    waiting += [(getattr(one, "_unsharded_param", None), "grad") for one in parameters]
+    waiting = [place for place in waiting if getattr(*place, None) is not None]
     settings = [(group, name, value) for group in groups for name, value in _PLAIN.items()]
     settings += [(group, "post_forward_mesh_info", group.mesh_info) for group in groups]
     with replaced(settings), replaced((holder, name, None) for holder, name in waiting):
@@ -351,10 +355,3 @@ def _groups(modules: list[Any]) -> list[Any]:
         state = module._get_fsdp_state()
         found += getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
     return [group for group in found if group is not None]
-
-
-def _pending(group: Any) -> list[tuple[Any, str]]:
-    """Return where the gradients of a group lie that are not added up over the processes yet."""
-    found = [(one, "unsharded_accumulated_grad") for one in group.fsdp_params]
-    found += [(getattr(one, "_unsharded_param", None), "grad") for one in group.fsdp_params]
-    return [place for place in found if getattr(*place, None) is not None]
