@@ -155,12 +155,23 @@ def measure(
             raise BadInput("a Lens has its loss", argument="loss", value=loss, remedy=remedy, call="measure")
         lens, measures = model, measures if loss is None else loss  # type: ignore[assignment]  # checked by asked_for()
     else:
-        lens = Lens(_problem_of(model, loss, given))
+        if not isinstance(model, nn.Module):
+            remedy = "measure(model, loss, data), or measure(Lens(problem))"
+            raise BadInput(f"expected a network or a Lens, got {type(model).__name__}", remedy=remedy, call="measure")
+        for name, value in {"loss": loss, "data": data}.items():
+            if value is None:
+                example = 'measure(model, "cross_entropy", (x, y))'
+                raise BadInput(f"{name} is missing for {type(model).__name__}", remedy=example, call="measure")
+        lens = Lens(Problem(model, loss, **given))  # type: ignore[arg-type]  # checked by Problem()
     draws = drawing(generator, progress, "measure")
     lens.require_fresh()
     with progress_shown(progress) as line:
         watch = Watch(line, math.inf if anyway else LIMIT)
-        parts = None if layers is None else _parts_of_names(lens, layers)
+        parts = None if layers is None else (layers,) if isinstance(layers, str) else tuple(layers)
+        for part in parts or ():
+            known = (name for name, _ in (*lens.model.named_modules(), *lens.model.named_parameters()) if name)
+            if not any(str(part) in name for name in known):
+                raise UnknownName.among("layer", part, lens.plan.weights)
         asked = asked_for(measures, held_out=lens.problem.test is not None)
         estimates, details = _measured(lens, asked, Run(draws, watch, layers=parts))
         if asked.preset:
@@ -169,26 +180,6 @@ def measure(
 
 
 AnyLoss: TypeAlias = "str | nn.Module | Loss | LossFunction | Mapping[str, Any] | Sequence[Any]"
-
-
-def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
-    if not isinstance(model, nn.Module):
-        remedy = "measure(model, loss, data), or measure(Lens(problem))"
-        raise BadInput(f"expected a network or a Lens, got {type(model).__name__}", remedy=remedy, call="measure")
-    for name, value in {"loss": loss, "data": given["data"]}.items():
-        if value is None:
-            example = 'measure(model, "cross_entropy", (x, y))'
-            raise BadInput(f"{name} is missing for {type(model).__name__}", remedy=example, call="measure")
-    return Problem(model, loss, **given)
-
-
-def _parts_of_names(lens: Lens, layers: str | Iterable[str]) -> tuple[str, ...]:
-    parts = (layers,) if isinstance(layers, str) else tuple(layers)
-    known = [name for name, _ in (*lens.model.named_modules(), *lens.model.named_parameters()) if name]
-    for part in parts:
-        if not any(str(part) in name for name in known):
-            raise UnknownName.among("layer", part, lens.plan.weights)
-    return parts
 
 
 def measure_with(lens: Lens, measures: Choice, run: Run) -> Report:
@@ -239,7 +230,13 @@ def _without_twins(lens: Lens, estimates: dict[Key, Estimate]) -> tuple[dict[Key
     """Leave out rows that repeat another measure by theorem; return the kept measure of each, whose note names it."""
     kept: dict[str, str] = {}
     rows: dict[Key, str] = {key: key[0].partition(".")[0] for key in estimates}  # presets set no options
-    for twins in _same_numbers(lens):
+    # pairs of measures that have the same numbers on this network, by theorem
+    pairs = [*SAME_ALWAYS.items()]
+    if lens.has_plan and lens.plan.affine.issuperset(lens.plan.weights):
+        pairs += SAME_WHERE_AFFINE.items()
+    if lens.has_plan and not curved_parameters(lens.problem, lens.plan).names:
+        pairs += SAME_WITHOUT_CURVATURE.items()
+    for twins in pairs:
         there = [name for name in twins if name in rows.values()]
         if there:
             kept |= {name: there[-1] for name in twins if name != there[-1]}
@@ -264,17 +261,6 @@ def _beyond(lens: Lens, name: str) -> str:
         bent = [w for at, w in weights.items() if at not in lens.plan.affine and w.has_derivative]
         takes = f"{sum(one.products(weight) for weight in bent):,} more curvature products"
     return f"the Gauss-Newton part of {whole}; the whole takes {takes}"
-
-
-def _same_numbers(lens: Lens) -> Iterator[tuple[str, str]]:
-    """Yield pairs of measures that have the same numbers on this network, by theorem."""
-    yield from SAME_ALWAYS.items()
-    if not lens.has_plan:
-        return
-    if lens.plan.affine.issuperset(lens.plan.weights):
-        yield from SAME_WHERE_AFFINE.items()
-    if not curved_parameters(lens.problem, lens.plan).names:
-        yield from SAME_WITHOUT_CURVATURE.items()
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:

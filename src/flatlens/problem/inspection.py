@@ -129,11 +129,13 @@ def check_first(
         before = once if few is first else _outputs(problem, model, few)
         targets = _require_same_again(problem, model, few, before)
     if problem.forward is not None and not same_targets(y, targets, 100):
-        raise BadData(
-            "forward= returned different targets for the same batch twice",
-            argument="forward",
-            remedy=_why_other_targets(problem, model, first),
-        )
+        alike = partial(same_targets, roundings=100)
+        why = "it draws random numbers: draw beforehand, and give the targets with the data"
+        if not if_found(lambda: "yes" * is_random(lambda: problem.run(model, problem.place(first))[1], alike)):
+            why = "not because of random numbers of torch, NumPy or Python: compute them once, give them with the data"
+        elif name := if_found(lambda: training_in(problem.forward)):
+            why = f"the network {name} that it uses is in train mode, and draws random numbers: call eval() on it"
+        raise BadData("forward= returned different targets for the same batch twice", argument="forward", remedy=why)
     return loss, None if isinstance(y, RowLayout) else (once, y)
 
 
@@ -154,15 +156,6 @@ def _require_same_again(problem: NetworkOnData, model: nn.Module, batch: Batch, 
 
 def _outputs(problem: NetworkOnData, model: nn.Module, batch: Batch) -> Tensor:
     return problem.run(model, problem.place(batch))[0]
-
-
-def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -> str:
-    alike = partial(same_targets, roundings=100)
-    if not if_found(lambda: "yes" * is_random(lambda: problem.run(model, problem.place(batch))[1], alike)):
-        return "not because of random numbers of torch, NumPy or Python: compute them once, and give them with the data"
-    if name := if_found(lambda: training_in(problem.forward)):
-        return f"the network {name} that it uses is in train mode, and draws random numbers: call eval() on it"
-    return "it draws random numbers: draw beforehand, and give the targets with the data"
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,18 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     if heads is not None:
         return _in_heads(outputs, *heads, n, loss, counted)
     if not isinstance(outputs, Tensor):
-        if loss.whole and (found := _of_one_target(outputs, targets, n)) is not None:
-            return found
+        # a callable of several outputs with one target, as mean and variance
+        given = (
+            outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
+        )
+        own = [isinstance(p, Tensor) and p.is_floating_point() and p.ndim > 0 and len(p) == n for p in given]
+        if loss.whole and own and all(own):
+            return _in_columns(list(given), targets, [(part.reshape(n, -1), None) for part in given], outputs)
+        of_parts = f" of {len(outputs)} parts" if isinstance(outputs, tuple | list) else ""
+        told = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, dict) else of_parts
         raise BadModel(
-            f"the network returned {_told(outputs)}; outputs must be a tensor of shape (batch, ...), or several heads "
-            "with targets of the same structure",
+            f"the network returned a {type(outputs).__name__}{told}; outputs must be a tensor of shape (batch, ...), or "
+            "several heads with targets of the same structure",
             remedy=("choose one through ", FORWARD),
         )
     if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
@@ -84,7 +91,10 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     if outputs.ndim == 2:
         return outputs, targets
     # the shapes of outputs and targets say whether each row is a token, or the classes of a place
-    if outputs.ndim == 3 and not _are_places(outputs, targets, loss, counted):
+    labels = isinstance(targets, Tensor) and outputs.ndim == 3 and targets.shape == (n, outputs.shape[2])
+    masked = labels and isinstance(counted, Tensor) and counted.shape == targets.shape
+    # unless these are labels of the B places of outputs (n, A, B), not of more than A tokens
+    if outputs.ndim == 3 and not (labels and loss.places and not masked and not _known_as_tokens(loss)):
         outputs = filled_up(outputs, targets, counted, loss.ignore_index)
     counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
     reading = _reading(outputs, targets, loss, counts) if isinstance(targets, Tensor) and not loss.whole else None
@@ -120,13 +130,6 @@ def _mend_of_axes(outputs: Tensor, n: int) -> str:
     if outputs.numel() == 1:
         return "one number for the whole batch: return the outputs before a mean, a sum or a loss is taken of them"
     return "return one row for each sample, in the samples' order"
-
-
-def _told(outputs: Any) -> str:
-    kind = type(outputs).__name__
-    if isinstance(outputs, dict):
-        return f"a {kind} of {', '.join(map(str, outputs))}"
-    return f"a {kind} of {len(outputs)} parts" if isinstance(outputs, tuple | list) else f"a {kind}"
 
 
 # Tokens and places
@@ -193,13 +196,6 @@ def _reading(outputs: Tensor, targets: Tensor, loss: Loss, counts: Tensor | None
         return "places" if second and places else "tokens" if tokens and places else None
     known = counts is not None or not loss.places or _known_as_tokens(loss)
     return "tokens" if known else "either"
-
-
-def _are_places(outputs: Tensor, targets: Any, loss: Loss, counted: Any) -> bool:
-    """Return whether the targets (n, B) are labels of the B places of outputs (n, A, B), not of more than A tokens."""
-    labels = isinstance(targets, Tensor) and targets.shape == (len(outputs), outputs.shape[2])
-    masked = labels and isinstance(counted, Tensor) and counted.shape == targets.shape
-    return labels and loss.places and not masked and not _known_as_tokens(loss)
 
 
 def _known_as_tokens(loss: Loss) -> bool:
@@ -330,26 +326,13 @@ def _in_heads(
     each, like = loss_of_each(loss, targets), targets if isinstance(targets, Mapping) else outputs
     if each is None:
         return _in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given], like)
-    rows = [
-        (part.reshape(n, -1), target) if _flat(part, target) else in_rows(part, target, n, one, counted, 0)
-        for (part, target), one in zip(given, each, strict=True)
-    ]
+    rows = []
+    for (part, target), one in zip(given, each, strict=True):
+        # one number for each output, in another shape than the outputs'
+        numbers = isinstance(target, Tensor) and target.is_floating_point() and one_each(part, target)
+        flat = numbers and target.shape not in (part.shape, part.shape[:2])
+        rows.append((part.reshape(n, -1), target) if flat else in_rows(part, target, n, one, counted, 0))
     return _in_columns(parts, targets, rows, like)
-
-
-def _flat(outputs: Tensor, targets: Any) -> bool:
-    """Return whether the targets hold one number for each output, in another shape than the outputs'."""
-    numbers = isinstance(targets, Tensor) and targets.is_floating_point() and one_each(outputs, targets)
-    return numbers and targets.shape not in (outputs.shape, outputs.shape[:2])
-
-
-def _of_one_target(outputs: Any, targets: Any, n: int) -> tuple[Tensor, RowLayout] | None:
-    """Return the same for a callable of several outputs with one target, as mean and variance; None if not heads."""
-    given = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
-    heads = [isinstance(p, Tensor) and p.is_floating_point() and p.ndim > 0 and len(p) == n for p in given]
-    if not heads or not all(heads):
-        return None
-    return _in_columns(list(given), targets, [(part.reshape(n, -1), None) for part in given], outputs)
 
 
 def _in_columns(
