@@ -77,8 +77,8 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         of_parts = f" of {len(outputs)} parts" if isinstance(outputs, tuple | list) else ""
         told = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, dict) else of_parts
         raise BadModel(
-            f"the network returned a {type(outputs).__name__}{told}; outputs must be a tensor of shape (batch, ...), or "
-            "several heads with targets of the same structure",
+            f"the network returned a {type(outputs).__name__}{told}; outputs must be a tensor of shape (batch, ...), "
+            "or several heads with targets of the same structure",
             remedy=("choose one through ", FORWARD),
         )
     if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
