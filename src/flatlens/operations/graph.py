@@ -174,6 +174,9 @@ class Graph:
             every = bent = 0
             for dependent, bends in operands:
                 every, bent = every | dependent, bent | bends
+            if not every:
+                reached[node], curved[node] = sources.get(node, 0), 0
+                continue
             # the sources in which the node's own operation is curved
             name, role, own = node.name(), role_of(node), every
             if name in STATISTICS or (name == "NativeBatchNormBackward0" and node._saved_training):

@@ -98,11 +98,10 @@ def turn_together(copied: nn.Module, model: nn.Module) -> None:
 def _of(model: nn.Module) -> list[_Turn]:
     """Return the turns of a network: one, unless it joins networks that were measured before."""
     with _LOCK:
-        parts = [*model.modules(), *model.parameters()]
-        known = {turn.number: turn for part in parts if (turn := _turns.get(part)) is not None}
+        each = {part: _turns.get(part) for part in (*model.modules(), *model.parameters())}
+        known = {turn.number: turn for turn in each.values() if turn is not None}
         turns = [known[number] for number in sorted(known)] or [_Turn()]
-        for part in parts:
-            _turns.setdefault(part, turns[0])
+        _turns.update({part: turns[0] for part, turn in each.items() if turn is None})
         return turns
 
 

@@ -54,7 +54,8 @@ def replaced(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
         yield
     finally:
         for owner, name, value in before:
-            setattr(owner, name, value)
+            if getattr(owner, name, None) is not value or value is None:  # a module is slow to set, and many stay
+                setattr(owner, name, value)
 
 
 def plain_operations() -> AbstractContextManager[None]:
