@@ -14,7 +14,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
-from flatlens.landscape.directions import by_filter
+from flatlens.landscape.plane import by_filter
 from flatlens.perturbation import Elsewhere
 
 X, Y = samples(30)

@@ -90,7 +90,7 @@ def path_between(
     require_own(save, "--save")
     with reading(models, pair.how, page) as bar:
         import flatlens as fl
-        from flatlens.report.landscape import path_screen, write_path_page
+        from flatlens.report.landscape import landscape_screen, write_landscape_page
 
         first, second = pair.problems(models)
         options: dict[str, Any] = {"match_neurons": match_neurons, "bends": bends, "points": points, "steps": steps,
@@ -99,14 +99,14 @@ def path_between(
         pair.how.announced(bar, lens, partial(fl.path, b=second, **options))
         found = fl.path(lens, second, **options, generator=generator_of(seed), progress=bar)
         kept = saved(found, save, "result")
-        page_beside(page, bar, partial(write_path_page, found))
+        page_beside(page, bar, partial(write_landscape_page, found))
     if as_json:
         show_json({
             "answer": found.answer, "joined": found.joined, "about": found.about,
             "paths": found.table().to_dict("records"), "looks": found.frame().to_dict("records"),
         })  # fmt: skip
     else:
-        show(path_screen(found))
+        show(landscape_screen(found))
     return 2 if not kept else 1 if strict and found.joined is not True else 0
 
 
@@ -152,7 +152,7 @@ def plane_around(
         import flatlens as fl
         from flatlens.models.weights import load_weights
         from flatlens.problem.eval_context import copy_of
-        from flatlens.report.landscape import plane_screen, write_plane_page
+        from flatlens.report.landscape import landscape_screen, write_landscape_page
 
         problem = inputs.problem(model)
         lens, along = fl.Lens(problem), []
@@ -164,12 +164,12 @@ def plane_around(
         inputs.how.announced(bar, lens, work)
         found = work(lens, generator=generator_of(seed), progress=bar)
         kept = saved(found, save, "result")
-        page_beside(page, bar, partial(write_plane_page, found))
+        page_beside(page, bar, partial(write_landscape_page, found))
     if as_json:
         show_json({
             "answer": found.answer, "about": found.about, "quadratic": found.table().to_dict("records"),
             "slices": found.slice_frame().to_dict("records"), "plane": found.frame().to_dict("records"),
         })  # fmt: skip
     else:
-        show(plane_screen(found))
+        show(landscape_screen(found))
     return 0 if kept else 2

@@ -51,11 +51,7 @@ class MovingChain:
 
     @classmethod
     def of(cls, problem: Problem, a: nn.Module, b: nn.Module, middle: nn.Module) -> MovingChain:
-        """Return the chain between two networks; `middle` is the network halfway.
-
-        Raises:
-            Refused: it is no chain, its maps are not linear in t, or the loss is not plain cross-entropy of labels.
-        """
+        """Return the chain between two networks, if they are one; `middle` is the network halfway."""
         plain = isinstance(problem.loss, CrossEntropy) and not problem.loss.settings
         if not plain or problem.coupled:
             raise Refused("only cross-entropy of labels, without weights or smoothing, and BatchNorm in eval mode")
@@ -138,14 +134,7 @@ def proved_excess(
     """Return a number that the loss less its chord exceeds nowhere on [0, 1].
 
     The interval with the largest bound is halved until the bound is within `enough` of the largest value known, or
-    `most` times; the bound is proved in either case.
-
-    Args:
-        chain: Bounds the derivative of the loss.
-        loss: The loss at t.
-        known: The loss at some t, the ends among them.
-        enough: The difference that is small enough.
-        most: The largest number of halvings.
+    `most` times; the bound is proved in either case. `known` has the loss at some t, the ends among them.
     """
     rise = known[1.0] - known[0.0]
 

@@ -69,9 +69,6 @@ def trained(
     """Return the curve from a to b with its bends trained on the loss along it, by Adam with a cosine schedule.
 
     Each step takes the gradient of `batch_size` samples at one t; the values of t are spread evenly over [0, 1].
-
-    Raises:
-        BadInput: the training diverged.
     """
     m, problem = bends + 1, elsewhere.problem
     inner = [torch.lerp(a, b, j / m).clone().requires_grad_() for j in range(1, m)]

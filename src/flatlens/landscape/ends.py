@@ -31,12 +31,7 @@ def network_of(given: object) -> nn.Module | None:
 
 
 def lens_of(given: object, argument: str, call: str) -> Lens:
-    """Return the lens of a problem, or a lens itself; refuse networks that cannot be moved.
-
-    Raises:
-        BadInput: it is neither, or the network is spread over processes.
-        StaleLens: the network changed after the lens was made.
-    """
+    """Return the lens of a problem, or a lens itself; refuse networks that cannot be moved."""
     if not isinstance(given, Lens | Problem):
         got = type(given).__name__
         raise BadInput(f"expected a Problem or a Lens, got {got}", argument=argument, call=call)
@@ -84,19 +79,45 @@ class Ends:
 
     @classmethod
     def of(cls, lens: Lens, b: object) -> Ends:
-        """Return the ends of a path from a lens's network to another one.
-
-        Raises:
-            BadInput: the networks differ in more than values, or the second has values that are not finite.
-        """
+        """Return the ends of a path from a lens's network to another one that differs from it in values alone."""
         problem, note = statistics_anew(lens.problem.changed(ranks=ALONE, facts={}))
         model = lens.model if problem.model is lens.problem.model and lens.model is not None else problem.measured()
         second = copy_of(model, "a path")
-        _load(second, b)
+        # the values of another network, or of a state dict, are written into the copy
+        given = network_of(b)
+        if given is None and not isinstance(b, Mapping):
+            what = f"expected a network, a lens or values by name, got {type(b).__name__}"
+            raise BadInput(what, argument="b", call=_CALL)
+        values: dict[str, Any] = {}
+        if isinstance(b, Mapping):
+            values = dict(b)
+        elif given is not None:
+            values = {**dict(given.named_parameters()), **dict(given.named_buffers())}
+        parameters, buffers = dict(second.named_parameters()), dict(second.named_buffers())
+        known = parameters | buffers
+        tied = second.state_dict().keys() - known.keys()  # further names of a parameter of several modules
+        foreign = [name for name in values if name not in known and name not in tied]
+        missing = [name for name in parameters if name not in values]
+        if foreign or missing:
+            first = f"only the second has {foreign[0]!r}" if foreign else f"only the first has {missing[0]!r}"
+            raise BadInput(f"the architectures differ: {first}", argument="b", call=_CALL)
+        with torch.no_grad():
+            for name, own in known.items():
+                value = values.get(name, own)
+                if not isinstance(value, Tensor) or value.shape != own.shape:
+                    shapes = f"{tuple(own.shape)} and {tuple(getattr(value, 'shape', ()))}"
+                    raise BadInput(f"the shapes differ: {name!r} has {shapes}", argument="b", call=_CALL)
+                if name in parameters and not bool(torch.isfinite(value).all()):
+                    raise BadInput(f"{name!r} has entries that are NaN or inf", argument="b", call=_CALL)
+                norm = name.rpartition(".")[2] in _STATISTICS
+                if name in buffers and not norm and not torch.equal(value.to(own), own):
+                    raise BadInput(f"the buffers differ: {name!r}", argument="b", call=_CALL)
+                own.copy_(value)
+        # the risk at any weights; a network that is given must be the same function of its parameters
         names = [name for name, p in model.named_parameters() if p.is_floating_point()]
         elsewhere = Elsewhere(problem, names, model=model)
         ends = cls(problem, elsewhere, elsewhere.here, second, note)
-        if (given := network_of(b)) is not None:
+        if given is not None:
             ends._require_same_function(given)
         return ends
 
@@ -114,33 +135,3 @@ class Ends:
         if not apart <= 1e4 * torch.finfo(f.dtype).eps * max(float(g.detach().abs().max()), 1e-300):
             what = "the networks are different functions of the same parameters"
             raise BadInput(what, argument="b", call=_CALL, remedy="give two checkpoints of one architecture")
-
-
-def _load(second: nn.Module, b: object) -> None:
-    """Write the values of another network, or of a state dict, into a copy."""
-    given = network_of(b)
-    if given is None and not isinstance(b, Mapping):
-        what = f"expected a network, a lens or values by name, got {type(b).__name__}"
-        raise BadInput(what, argument="b", call=_CALL)
-    values: dict[str, Any]
-    values = dict(b) if isinstance(b, Mapping) else {**dict(given.named_parameters()), **dict(given.named_buffers())}  # type: ignore[union-attr]
-    parameters, buffers = dict(second.named_parameters()), dict(second.named_buffers())
-    known = parameters | buffers
-    tied = second.state_dict().keys() - known.keys()  # further names of a parameter of several modules
-    foreign = [name for name in values if name not in known and name not in tied]
-    missing = [name for name in parameters if name not in values]
-    if foreign or missing:
-        first = f"only the second has {foreign[0]!r}" if foreign else f"only the first has {missing[0]!r}"
-        raise BadInput(f"the architectures differ: {first}", argument="b", call=_CALL)
-    with torch.no_grad():
-        for name, own in known.items():
-            value = values.get(name, own)
-            if not isinstance(value, Tensor) or value.shape != own.shape:
-                shapes = f"{tuple(own.shape)} and {tuple(getattr(value, 'shape', ()))}"
-                raise BadInput(f"the shapes differ: {name!r} has {shapes}", argument="b", call=_CALL)
-            if name in parameters and not bool(torch.isfinite(value).all()):
-                raise BadInput(f"{name!r} has entries that are NaN or inf", argument="b", call=_CALL)
-            norm = name.rpartition(".")[2] in _STATISTICS
-            if name in buffers and not norm and not torch.equal(value.to(own), own):
-                raise BadInput(f"the buffers differ: {name!r}", argument="b", call=_CALL)
-            own.copy_(value)

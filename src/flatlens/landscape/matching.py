@@ -53,9 +53,6 @@ def match(problem: Problem, target: nn.Module, model: nn.Module) -> Matching:
     Two descents are run, and the nearer result is kept: from the given order, and from a sweep in execution order by
     incoming weights alone. The sweep finds a permuted copy exactly, whatever the depth, if no two neurons of a layer
     have the same incoming weights: once all earlier layers agree, the rows of a neuron and its copy are equal.
-
-    Raises:
-        FunctionChanged: the permuted copy has other outputs: an error in flatlens.
     """
     problem = problem.changed(model=model, ghost_batch=None, seen=None)
     offer = permutation.offer(read_wiring(problem, copy_of(model, "matching")))
@@ -70,7 +67,9 @@ def match(problem: Problem, target: nn.Module, model: nn.Module) -> Matching:
         better = True
         while better:  # until no layer has a better order
             better = sum(_assign(link, target, moved, orders) for link in links) > 0
-        starts.append((_inner(target, moved), sweep, moved, orders))
+        pairs = zip(target.parameters(), moved.parameters(), strict=True)
+        inner = sum(float((p.detach().to(torch.float64) * q.detach().to(torch.float64)).sum()) for p, q in pairs)
+        starts.append((inner, sweep, moved, orders))
     _, _, best, orders = max(starts, key=lambda one: one[:2])
     if links:
         proved("permutation", problem, best)
@@ -122,8 +121,3 @@ def _products(A: Tensor | None, B: Tensor | None) -> Tensor | float:
     if A is None or B is None:
         return 0.0
     return (A.to(torch.float64) @ B.to(torch.float64).T).cpu()
-
-
-def _inner(target: nn.Module, moved: nn.Module) -> float:
-    pairs = zip(target.parameters(), moved.parameters(), strict=True)
-    return sum(float((p.detach().to(torch.float64) * q.detach().to(torch.float64)).sum()) for p, q in pairs)

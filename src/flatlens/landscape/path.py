@@ -32,6 +32,8 @@ NOT_SHOWN = (
 )
 PROVED = "its upper end is proved"
 UNPROVED = "its upper end is not proved: it assumes at most twice the curvature seen between looks"
+_CHANCE = 0.9  #: a loss above this share of that of the best constant outputs is one of an untrained network
+_WHERE = {LINE: "the line", MATCHED: "the line after matching neurons", CURVE: "the trained curve"}
 
 
 def _estimate(value: float, stderr: float) -> Estimate:
@@ -110,7 +112,49 @@ class LossPath(Result):
     @property
     def answer(self) -> list[str]:
         """The answer in three sentences: one basin or not, how certain, what to do next."""
-        return _answer(self.ways, self.about)
+        # the verdict with the barrier
+        facts, ways = self.about, self.ways
+        best = min((way for way in ways.values() if way.name != CURVE), key=lambda way: way.high)
+        share, where = f"{facts['rtol']:.3g} of the loss of constant outputs", f"along {_WHERE[best.name]}"
+        if facts["distance"] == 0.0 and best.high == 0.0:
+            first = f"One basin: the weights are the same {where}."
+        elif best.high == 0.0:
+            first = f"One basin: {where} the loss never rises above the chord."
+        elif best.joins:
+            first = (f"One basin: {where} the loss rises at most {best.high:.3g} above the chord "
+                     f"(threshold {best.threshold:.3g}, {share}).")  # fmt: skip
+        else:
+            rises = f"{where} the loss rises {best.barrier.value:.3g} above the chord"
+            within = f"the threshold, {best.threshold:.3g} ({share}), is within its error over samples"
+            first = f"Not one basin: {rises}, at t = {best.at:.2g} (threshold {best.threshold:.3g}, {share})"
+            first = f"Open: {rises}, and {within}" if best.joins is None else first
+            curve = ways.get(CURVE)
+            if curve is None:
+                first += "."
+            elif curve.joins:
+                first += f"; the trained curve joins them, with a rise of at most {curve.high:.3g}."
+            else:
+                first += f"; along the trained curve it rises {curve.barrier.value:.3g}."
+
+        # how certain it is
+        margin = best.barrier.margin
+        varies = f"; over samples like these it varies by ±{margin:.2g} (95%)" if margin > 0 else ""
+        of = (f"On these {facts['n']:,} samples the largest rise is within [{best.low:.3g}, {best.high:.3g}] "
+              f"({UNPROVED if best.unproved else PROVED}){varies}.")  # fmt: skip
+
+        # what to do next
+        constant, then = facts.get("constant"), ""
+        if constant and max(facts["ends"]) > _CHANCE * constant["loss"]:
+            then = "A network is hardly better than constant outputs: the verdict says nothing about trained networks."
+        elif best.joins is None:
+            then = "More samples decide."
+        elif not best.joins and MATCHED not in ways and CURVE not in ways:
+            then = "Match the neurons first (match_neurons, --match-neurons), or train a curve (bends=1, --bends 1)."
+        elif not best.joins and CURVE not in ways:
+            then = "A trained curve (bends=1, --bends 1) shows whether another path joins them."
+        elif not best.joins and not ways[CURVE].joins:
+            then = "More steps or bends may lower the curve: its loss is what this training found."
+        return [first, of, *([then] if then else [])]
 
     def frame(self) -> pd.DataFrame:
         """Return a tidy table: one row for each look at each path."""
@@ -271,58 +315,3 @@ def _scanned(points: int, rtol: float, line: Any, ends: Ends, curve: Curve, name
         model, enough = elsewhere.model, rtol * scale / 10
         found = with_proof(ends.problem, model, ends.second, found, look, enough=enough, most=8 * points)
     return Way.of(name, found, rtol * scale)
-
-
-_CHANCE = 0.9  #: a loss above this share of that of the best constant outputs is one of an untrained network
-_WHERE = {LINE: "the line", MATCHED: "the line after matching neurons", CURVE: "the trained curve"}
-
-
-def _answer(ways: Mapping[str, Way], facts: Mapping[str, Any]) -> list[str]:
-    """Return three sentences: the verdict with the barrier, how certain it is, what to do next."""
-    tried = list(ways.values())
-    straight = [way for way in tried if way.name != CURVE]
-    best = min(straight, key=lambda way: way.high)
-    share = f"{facts['rtol']:.3g} of the loss of constant outputs"
-    if facts["distance"] == 0.0 and best.high == 0.0:
-        first = f"One basin: the weights are the same along {_WHERE[best.name]}."
-    elif best.high == 0.0:
-        first = f"One basin: along {_WHERE[best.name]} the loss never rises above the chord."
-    elif best.joins:
-        first = (f"One basin: along {_WHERE[best.name]} the loss rises at most {best.high:.3g} above the chord "
-                 f"(threshold {best.threshold:.3g}, {share}).")  # fmt: skip
-    elif best.joins is None:
-        first = (f"Open: along {_WHERE[best.name]} the loss rises {best.barrier.value:.3g} above the chord, and the "
-                 f"threshold, {best.threshold:.3g} ({share}), is within its error over samples")  # fmt: skip
-    else:
-        first = f"Not one basin: along {_WHERE[best.name]} the loss rises {best.barrier.value:.3g} above the chord"
-        first += f", at t = {best.at:.2g} (threshold {best.threshold:.3g}, {share})"
-    if not best.joins:
-        curve = ways.get(CURVE)
-        if curve is None:
-            first += "."
-        elif curve.joins:
-            first += f"; the trained curve joins them, with a rise of at most {curve.high:.3g}."
-        else:
-            first += f"; along the trained curve it rises {curve.barrier.value:.3g}."
-    margin = best.barrier.margin
-    varies = f"; over samples like these it varies by ±{margin:.2g} (95%)" if margin > 0 else ""
-    of = (f"On these {facts['n']:,} samples the largest rise is within [{best.low:.3g}, {best.high:.3g}] "
-          f"({UNPROVED if best.unproved else PROVED}){varies}.")  # fmt: skip
-    return [first, of, *_next(ways, best, facts)]
-
-
-def _next(ways: Mapping[str, Way], best: Way, facts: Mapping[str, Any]) -> list[str]:
-    constant = facts.get("constant")
-    if constant and max(facts["ends"]) > _CHANCE * constant["loss"]:
-        return ["A network is hardly better than constant outputs: the verdict says nothing about trained networks."]
-    if best.joins:
-        return []
-    if best.joins is None:
-        return ["More samples decide."]
-    if MATCHED not in ways and CURVE not in ways:
-        return ["Match the neurons first (match_neurons, --match-neurons), or train a curve (bends=1, --bends 1)."]
-    if CURVE not in ways:
-        return ["A trained curve (bends=1, --bends 1) shows whether another path joins them."]
-    if not ways[CURVE].joins:
-        return ["More steps or bends may lower the curve: its loss is what this training found."]
-    return []

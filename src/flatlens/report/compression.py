@@ -47,7 +47,7 @@ def rise_of(row: CompressedLayer | Mapping[str, Any]) -> str:
 
 def write_compression_page(found: Compression, path: Path) -> Path:
     """Write one HTML file that needs no network: forecast and rise as a picture and in a table, and the plan."""
-    from flatlens.report.figures.compression import rises_figures  # not above: the screen draws nothing
+    from flatlens.report.figures.measured import rises_figures  # not above: the screen draws nothing
     from flatlens.report.page import write_page
 
     return write_page(

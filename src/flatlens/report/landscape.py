@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,71 +13,44 @@ from flatlens.landscape.plane import NOT_SEEN
 from flatlens.report.cards import number
 from flatlens.report.screen import Fitted, head_of_screen, remark
 
-if TYPE_CHECKING:
-    from flatlens.report.figures import Figure
 
-
-def path_screen(found: LossPath) -> RenderableType:
-    """Return the screen of `flatlens path`: the answer, one row for each path, and what it cannot show."""
-    return _screen("Paths", found.table(), ("path",), found.answer, found.about, NOT_SHOWN)
-
-
-def plane_screen(found: LossPlane) -> RenderableType:
-    """Return the screen of `flatlens plane`: the answer, one row for each side of a direction."""
-    return _screen("How far the quadratic holds", found.table(), ("direction", "side"), found.answer, found.about,
-                   NOT_SEEN)  # fmt: skip
-
-
-def write_path_page(found: LossPath, path: Path) -> Path:
-    """Write one HTML file that needs no network: the answer, the loss along each path, the table."""
-    from flatlens.report.figures.landscape import path_figure  # not above: the screen draws nothing
-
-    title = "The loss between two networks"
-    return _write(title, path, found.answer, found.about, [path_figure(found)], found.table(), NOT_SHOWN)
-
-
-def write_plane_page(found: LossPlane, path: Path) -> Path:
-    """Write one HTML file that needs no network: the answer, the slices with their quadratic, the plane, the table."""
-    from flatlens.report.figures.landscape import plane_figure, slices_figure  # not above: the screen draws nothing
-
-    drawn = [slices_figure(found), plane_figure(found)]
-    title = "The loss around a network"
-    return _write(title, path, found.answer, found.about, drawn, found.table(), NOT_SEEN)
-
-
-def _screen(
-    title: str, rows: pd.DataFrame, names: Sequence[str], answer: Sequence[str], about: Mapping[str, Any], limits: str
-) -> RenderableType:
-    table = Fitted(title, names=names[:1])
-    for heading in rows.columns[1:]:
-        table.column(str(heading), "extra" if heading in ("looks", "length of d", "g^T d") else "value")
-    for row in rows.itertuples(index=False):
+def landscape_screen(found: LossPath | LossPlane) -> RenderableType:
+    """Return the screen of `flatlens path` or `plane`: the answer, the table, and what it cannot show."""
+    title, limits = ("Paths", NOT_SHOWN) if isinstance(found, LossPath) else ("How far the quadratic holds", NOT_SEEN)
+    first, *headings = map(str, found.table())
+    table = Fitted(title, names=[first])
+    for heading in headings:
+        table.column(heading, "extra" if heading in ("looks", "length of d", "g^T d") else "value")
+    for row in found.table().itertuples(index=False):
         table.row(*map(_shown, row))
-    notes = [remark("Note: ", f"{line}.") for line in about["notes"]]
-    return Group(*head_of_screen({"": about}, answer), table, Text(""), *notes, remark("Not shown: ", limits))
+    notes = [remark("Note: ", f"{line}.") for line in found.about["notes"]]
+    head = head_of_screen({"": found.about}, found.answer)
+    return Group(*head, table, Text(""), *notes, remark("Not shown: ", limits))
 
 
 def _shown(cell: object) -> str:
-    if isinstance(cell, float):
-        return "none" if cell == float("inf") else number(cell)
-    return str(cell)
+    return str(cell) if not isinstance(cell, float) else "none" if cell == float("inf") else number(cell)
 
 
-def _write(
-    title: str, path: Path, answer: Sequence[str], about: Mapping[str, Any], figures: Sequence[Figure],
-    rows: pd.DataFrame, limits: str,
-) -> Path:  # fmt: skip
+def write_landscape_page(found: LossPath | LossPlane, path: Path) -> Path:
+    """Write one HTML file that needs no network: the answer, the pictures, the table."""
+    from flatlens.report.figures.landscape import path_figure, plane_figure, slices_figure
     from flatlens.report.page import write_page  # not above: the screen draws nothing
 
+    if isinstance(found, LossPath):
+        title, limits, figures = "The loss between two networks", NOT_SHOWN, [path_figure(found)]
+    else:
+        figures = [slices_figure(found), plane_figure(found)]
+        title, limits = "The loss around a network", NOT_SEEN
     return write_page(
         "landscape",
         path,
-        {"": about},
-        answer=answer,
+        {"": found.about},
+        answer=found.answer,
         figures=figures,
         title=title,
-        headings=list(rows.columns),
-        rows=[list(map(_shown, row)) for row in rows.itertuples(index=False)],
-        notes=about["notes"],
+        headings=list(found.table().columns),
+        rows=[list(map(_shown, row)) for row in found.table().itertuples(index=False)],
+        notes=found.about["notes"],
         limits=limits,
     )

@@ -14,7 +14,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from flatlens.bounds import Bound
 from flatlens.column import Column
@@ -44,8 +44,6 @@ with needs("study", "a page"):
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
-PIXELS_PER_POINT = 2  # sharp on a phone and in print
-LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
 PAGE = "report.html"
 TABLES = ("table.csv", "relations.csv", "gap.csv", "differences.csv", "study.json")
 """Files that the study writes, which the page links where they are."""
@@ -70,15 +68,12 @@ def write_figures(drawn: Sequence[tuple[Figure, Path]], colours: int, progress: 
             progress("drawing figures", done, len(drawn))
         folder.mkdir(parents=True, exist_ok=True)
         svg = svg_of(figure, colours)
-        # two pixels a point, fewer for a huge picture
+        # two pixels a point are sharp on a phone and in print; a picture of hundreds of panels has fewer, as it must
+        # not take gigabytes
         sides = [float(svg.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
-        scale = min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
-        contents: dict[str, bytes | str] = {
-            "svg": svg,
-            "pdf": vl_convert.svg_to_pdf(svg),
-            "png": vl_convert.svg_to_png(svg, scale=scale),
-            "csv": csv_of(figure.data),
-        }
+        scale = min(2, 6000 / max(*sides, 1.0))
+        pdf, png = vl_convert.svg_to_pdf(svg), vl_convert.svg_to_png(svg, scale=scale)
+        contents: dict[str, bytes | str] = {"svg": svg, "pdf": pdf, "png": png, "csv": csv_of(figure.data)}
         written += [write_whole(folder / f"{figure.name}.{kind}", content) for kind, content in contents.items()]
     return written
 
@@ -89,20 +84,18 @@ def script_json(value: Any) -> str:
     >>> script_json({"name": "</script>"})
     '{"name":"\\u003c/script\\u003e"}'
     """
-    text = json.dumps(_without_nan(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+    def without_nan(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(k): without_nan(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [without_nan(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    text = json.dumps(without_nan(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _without_nan(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 @lru_cache(maxsize=1)  # compiles the templates once
@@ -164,18 +157,10 @@ _DRAWN = "drawn.json"
 def write_study_page(
     result: StudyResult, out: Path, *, again: bool = False, progress: Progress | None = None
 ) -> list[Path]:
-    """Write `out/report.html` and `out/figures/`; the same result gives the same page, byte for byte.
+    """Write `out/report.html` and `out/figures/`, and return the files, the page first.
 
-    What is there, and was drawn from the same result, stays as it is.
-
-    Args:
-        result: The study, complete or not.
-        out: Its folder; made if it is not there.
-        again: Draw also what is there.
-        progress: Called once a figure.
-
-    Returns:
-        The files of the page, the page first.
+    The same result gives the same page, byte for byte. What is there, and was drawn from the same result, stays as it
+    is, unless it is asked for `again`.
     """
     progress, out = beside(progress), Path(out)
     tables = [name for name in TABLES if (out / name).exists()]
@@ -196,12 +181,6 @@ def write_study_page(
     return files
 
 
-class _Shown(NamedTuple):
-    name: str
-    by_layer: bool  #: a value of one layer; its column is hidden until the reader shows it
-    numeric: bool
-
-
 def study_html(
     result: StudyResult, figures: Sequence[Figure], cards: Sequence[Card], tables: Sequence[str] = TABLES
 ) -> str:
@@ -210,11 +189,16 @@ def study_html(
     names = [q.name for q in measures_of(result)]
     best = closest(names, result.gap_correlations)
     panels = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
+    # a value of one layer is hidden until the reader shows its column
     columns = [
-        _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
+        {"name": name, "by_layer": Column.parse(name).layer is not None, "numeric": networks[name].dtype.kind in "iuf"}
         for name in map(str, networks.columns)
     ]
-    measured = measure_rows(result, cards)
+    measured: list[dict[str, Any]] = [
+        {"name": name, "meaning": card.meaning, "source": card.source, "invariance": invariances_of(name, card)}
+        for name in dict.fromkeys(map(spelling, map(str, networks.columns)))
+        if (card := card_of(name, cards)) and name not in NOT_MEASURES
+    ]
     return drawing_page(
         "study",
         {f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)},
@@ -238,7 +222,7 @@ def study_html(
         moves=[in_words for _, _, in_words in MOVES],
         papers=prose.cited(row["source"] for row in measured),
         columns=columns,
-        rows=networks[[c.name for c in columns]].to_dict("records"),
+        rows=networks[[c["name"] for c in columns]].to_dict("records"),
         settings=prose.flatten(result.settings),
         versions=result.versions,
         excluded=result.excluded,
@@ -262,13 +246,3 @@ def difference_rows(result: StudyResult) -> dict[str, list[dict[str, Any]]]:
     table = result.differences.sort_values("decides", ascending=False, kind="stable")
     rows = table.assign(sure=table["p_holm"] < SIGNIFICANCE).to_dict("records")
     return {axis: [row for row in rows if row["setting"] == axis] for axis in dict.fromkeys(table["setting"])}  # type: ignore[misc]
-
-
-def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
-    """Return the measures of this study, once each: name, meaning, source, and invariance under each move."""
-    names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
-    met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
-    return [
-        {"name": name, "meaning": card.meaning, "source": card.source, "invariance": invariances_of(name, card)}
-        for name, card in met
-    ]

@@ -114,7 +114,17 @@ def what_was_run(result: StudyResult) -> str:
     models = {_value(value) for axis in axes if axis["name"] == "model" for value in axis["values"]}
     made_of = f" ({', '.join(models)})" if len(models) == 1 else "" if models else _made_of(base)
     networks = f"{count_of(len(result.networks), 'network')}{made_of}, {how}{_on_data(base, varied)}"
-    return f"{networks}: {grid}{seeds}.{_stop(base)}{_not_reached(result)}"
+    told = f"{networks}: {grid}{seeds}."
+    # when each ended
+    until, steps, epochs = training.get("until", {}), training.get("max_steps"), training.get("max_epochs")
+    if until.get("loss_below") is not None and not (steps is epochs is None):
+        ends = [f"{steps:,} step{'s' * (steps != 1)}"] if steps is not None else []
+        ends += [count_of(epochs, "epoch")] if epochs is not None else []
+        first = ", whichever came first" if len(ends) > 1 else ""
+        right = "every training sample was right and " if until.get("accuracy") == 1 else ""
+        under = f"the loss was under {until['loss_below']:g}"
+        told += f" Each ran until {right}{under}, or for {' or '.join(ends)}{first}."
+    return f"{told}{_not_reached(result)}"
 
 
 def _not_reached(result: StudyResult) -> str:
@@ -200,18 +210,6 @@ def _on_data(base: Mapping[str, Any], varied: Collection[str] = ()) -> str:
     on = f" on {size}{short(data['source']) if 'source' in data else data['name']}" if data else ""
     told = "mean squared error" if loss == "mse" else str(loss).replace("_", " ")
     return f"{on} with the {told}" if loss else on
-
-
-def _stop(base: Mapping[str, Any]) -> str:
-    training = base.get("training", {})
-    until, steps, epochs = training.get("until", {}), training.get("max_steps"), training.get("max_epochs")
-    if until.get("loss_below") is None or steps is epochs is None:
-        return ""
-    ends = [f"{steps:,} step{'s' * (steps != 1)}"] if steps is not None else []
-    ends += [count_of(epochs, "epoch")] if epochs is not None else []
-    first = ", whichever came first" if len(ends) > 1 else ""
-    right = "every training sample was right and " if until.get("accuracy") == 1 else ""
-    return f" Each ran until {right}the loss was under {until['loss_below']:g}, or for {' or '.join(ends)}{first}."
 
 
 def caveats(result: StudyResult) -> list[str]:

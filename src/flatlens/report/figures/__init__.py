@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from flatlens.comparing import Comparison, GroupComparison
 from flatlens.errors import BadInput, needs
@@ -59,36 +60,23 @@ def study_figures(result: StudyResult) -> list[Figure]:
     return figures
 
 
-_Drawn: TypeAlias = Report | Comparison | GroupComparison | Tracker | StudyResult | Relations | LossPath | LossPlane
+_FIGURES: Mapping[type, Callable[[Any], Figure]] = {
+    StudyResult: gap_panels,
+    GroupComparison: groups_figure,
+    Comparison: values_figure,
+    LossPath: path_figure,
+    Tracker: lambda of: tracked_figure({"run": of.history}),
+    Report: layers_figure,
+}
 
 
-def picture(of: _Drawn, target: str | None = None) -> Drawing:
-    """Return an Altair chart, which needs no network to be shown or saved.
-
-    It shows a map of layers by measures, values of networks, measures through training, each measure against the gap,
-    the correlations of all columns of a table with one of them, the `target`, or the loss along paths or on a plane.
-
-    Raises:
-        BadInput: a report has values at fewer than two layers.
-        UnknownName: the table has no such column.
-    """
-    if isinstance(of, StudyResult):
-        figure = gap_panels(of)
-    elif isinstance(of, Relations):
-        figure = relations_figure(of, target)
-    elif isinstance(of, GroupComparison):
-        figure = groups_figure(of)
-    elif isinstance(of, Comparison):
-        figure = values_figure(of)
-    elif isinstance(of, LossPath):
-        figure = path_figure(of)
-    elif isinstance(of, LossPlane):
+def picture(of: object, target: str | None = None) -> Drawing:
+    """Return an Altair chart, which needs no network to be shown or saved; `target` is a column of relations."""
+    if isinstance(of, LossPlane):
         return offline(one_below_other([slices_figure(of), plane_figure(of)]))
-    elif isinstance(of, Tracker):
-        figure = tracked_figure({"run": of.history})
-    else:
-        figure = layers_figure(of)
-        if figure.data["row"].nunique() < 2:
-            told = "no measure has values at two layers or more; report.frame() has the numbers"
-            raise BadInput(f"Report.plot(): {told}")
+    if isinstance(of, Relations):
+        return offline(relations_figure(of, target).whole)
+    figure = next(draw for kind, draw in _FIGURES.items() if isinstance(of, kind))(of)
+    if isinstance(of, Report) and figure.data["row"].nunique() < 2:
+        raise BadInput("Report.plot(): no measure has values at two layers or more; report.frame() has the numbers")
     return offline(figure.whole)
