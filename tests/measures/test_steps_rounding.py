@@ -162,6 +162,20 @@ def test_a_half_type_out_of_sight_is_seen_and_none_where_there_is_none(act: Any,
             assert torch.finfo(found).eps >= torch.finfo(short).eps
 
 
+@pytest.mark.parametrize(("depth", "norm"), [(50, nn.Identity), (50, nn.LayerNorm), (20, nn.BatchNorm1d)])
+def test_kinks_of_a_deep_network_are_not_taken_for_rounding(depth: int, norm: Any) -> None:
+    torch.manual_seed(0)
+    layers = [precision.Layer(width, 128, nn.Sequential(norm(128), nn.ReLU())) for width in (36, *[128] * depth)]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    net = nn.Sequential(*layers, nn.Linear(128, 3)).eval()
+    for way, short in (("", torch.float32), ("function", torch.float16), ("function", torch.bfloat16)):
+        for layer in layers:
+            layer.way, layer.short = way, short
+        problem = fl.Problem(net, "cross_entropy", precision.data())
+        assert rounds(problem, problem.measured()) == (way == "function"), short
+
+
 def test_outputs_that_cancel_are_not_taken_for_rough() -> None:
     torch.manual_seed(0)
 
