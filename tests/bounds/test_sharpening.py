@@ -238,7 +238,7 @@ WRONG = [  # (module, function, the right expression, a wrong one)
     (sharpening, "lipschitz_bound", STEEPEST, "float(slopes.max())"),
     (sharpening, "lipschitz_bound", STEEPEST, "float((slopes + seen.variation).mean())"),
     (sharpening, "lipschitz_bound", STEEPEST, "float((slopes**2 + seen.variation).max())"),
-    (sharpening, "_remark", "2 * seen.delta", "seen.delta"),
+    (sharpening, "lipschitz_bound", "2 * seen.delta", "seen.delta"),
     (sharpening, "jacobian_generalisation", STEP, "seen.delta * (L + float(slopes.max()))"),
     (sharpening, "jacobian_generalisation", STEP, f"seen.delta * {STEEPEST}"),
     (sharpening, "jacobian_generalisation", STEP, f"seen.delta**2 * (L + {STEEPEST})"),
@@ -249,11 +249,11 @@ WRONG = [  # (module, function, the right expression, a wrong one)
     (sharpening, "jacobian_growth", "2 * reach", "reach"),
     (sharpening, "jacobian_growth", "float(V.max())", "-float(V.max())"),
     (sharpening, "jacobian_growth", "float(V.max())", "float(V.mean())"),
-    (sharpening, "jacobian_growth", "float(goal.cost.max())", "float(goal.cost.mean())"),
-    (sharpening, "jacobian_growth", "float(goal.cost.max()) / alpha", "float(goal.cost.max()) * alpha"),
+    (sharpening, "jacobian_growth", "float(cost.max())", "float(cost.mean())"),
+    (sharpening, "jacobian_growth", "float(cost.max()) / alpha", "float(cost.max()) * alpha"),
     (sharpening, "_targets", "values - loss.least(f, y)", "values"),
     (sharpening, "jacobian_growth", "jacobian_norm(softmax=softmaxed)", "jacobian_norm"),
-    (sharpening, "_goal", "1 / problem.outputs", "0.5"),
+    (sharpening, "jacobian_growth", "1 / problem.outputs", "0.5"),
 ]
 
 

@@ -46,9 +46,9 @@ def batchnorm_limit(context: Context) -> Iterator[Claim]:
         raise Inapplicable(Assumption("batchnorm", False, "the network has none"))
     inputs = _inputs(context, layers)
     for name, layer in layers.items():
-        if name not in inputs or inputs[name].shape[1] < 4 * LEAST:
-            held = inputs[name].shape[1] if name in inputs else 0
-            few = Assumption("enough_samples", False, f"{held} values per feature, {4 * LEAST} are needed")
+        columns = inputs[name].shape[1] if name in inputs else 0
+        if columns < 4 * LEAST:
+            few = Assumption("enough_samples", False, f"{columns} values per feature, {4 * LEAST} are needed")
             yield Claim(math.nan, math.nan, name, assumptions=(few,))
         else:
             yield from _of_layer(context, name, Layer.of(layer, inputs[name]))

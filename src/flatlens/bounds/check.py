@@ -188,19 +188,18 @@ UNDECLARED = "neither checked nor declared"
 
 
 def answer_of_bounds(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return at most three sentences on the claims.
-
-    >>> held = Verdict("mls_chain", "fc1", 0.5, 1.0, 0.5, 0.5, "holds", "", 0.0, "", "")
-    >>> for sentence in answer_of_bounds([held]):
-    ...     print(sentence)
-    1 of 1 claim holds on this network.
-    The tightest is mls_chain at fc1 (left side 50% of the right); 1 claim is within a factor of 10 of equality.
-    """
+    """Return at most three sentences on the claims."""
     if not verdicts:
         return []
     violated = [v for v in verdicts if v.status == "violated"]
     wrong = f"Violated: {listed(_names(violated), MOST)}; {cause(violated)}." if violated else ""
-    return [sentence for sentence in (wrong, _counted(verdicts), _said(verdicts), _next(verdicts)) if sentence][:3]
+    # How many claims hold
+    count = Counter(v.status for v in verdicts)
+    others = [f"{count[s]} {'is' if count[s] == 1 else 'are'} {s}" for s in ("not applicable", "undecided") if count[s]]
+    claims = count_of(len(verdicts), "claim")
+    held = f"{count['holds'] or 'None'} of {claims} hold{'s' * (count['holds'] <= 1)} on this network"
+    counted = f"{'; '.join([held, *others])}."
+    return [sentence for sentence in (wrong, counted, _said(verdicts), _next(verdicts)) if sentence][:3]
 
 
 def cause(violated: Sequence[Verdict]) -> str:
@@ -212,14 +211,6 @@ def cause(violated: Sequence[Verdict]) -> str:
 
 def _names(verdicts: Sequence[Verdict]) -> list[str]:
     return list(dict.fromkeys(v.bound for v in verdicts))
-
-
-def _counted(verdicts: Sequence[Verdict]) -> str:
-    count = {status: sum(v.status == status for v in verdicts) for status in ("holds", "not applicable", "undecided")}
-    others = [f"{count[s]} {'is' if count[s] == 1 else 'are'} {s}" for s in ("not applicable", "undecided") if count[s]]
-    claims = count_of(len(verdicts), "claim")
-    told = f"{count['holds'] or 'None'} of {claims} hold{'s' * (count['holds'] <= 1)} on this network"
-    return f"{'; '.join([told, *others])}."
 
 
 def _said(verdicts: Sequence[Verdict]) -> str:

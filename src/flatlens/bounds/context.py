@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeAlias, TypeVar, final
+from functools import cached_property, partial
+from typing import Any, TypeAlias, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -101,10 +101,8 @@ class Target:
             got = type(self.function).__name__
             raise BadInput(f"expected a function of a batch of inputs, got {got}", argument="function", call="Target")
         if self.lipschitz is None and not isinstance(self.function, nn.Module):
-            raise BadInput(
-                "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
-                "lipschitz=..."
-            )
+            computed = "only a network's Lipschitz constant is computed; for another function give lipschitz=..."
+            raise BadInput(f"Target(lipschitz=None): {computed}")
         fits = self.lipschitz is None or 0 <= self.lipschitz < math.inf
         require_setting(self, "lipschitz", fits, "expected a finite number, not negative")
 
@@ -116,10 +114,8 @@ class Target:
         try:
             return lipschitz_product(self.function, shape)
         except BadInput as why:
-            raise BadInput(
-                f"Target(lipschitz=None): the Lipschitz constant of this network is not known ({why}): give "
-                f"lipschitz=..."
-            ) from why
+            unknown = f"the Lipschitz constant of this network is not known ({why})"
+            raise BadInput(f"Target(lipschitz=None): {unknown}: give lipschitz=...") from why
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return f*(x), (n, N) float64."""
@@ -133,30 +129,31 @@ class Target:
         return y.to(x.device, torch.float64)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+quantity = partial(per_sample, id="", family="", symbol="", source="", unit="")
+"""Decorator of numbers per sample that bounds alone read: measured, not registered."""
+
+
+@quantity(place="input", needs={"G"})
 def input_norm2(g: LayerGrams) -> Tensor:
     """Return ||x||^2 of the place's input."""
     assert g.x_norm2 is not None
     return g.x_norm2
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+@quantity(place="weight", needs={"K"})
 def weight_slope2(g: LayerGrams) -> Tensor:
     """Return ||df/dW||_F^2 of the layer's weight alone."""
     return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+@quantity(place="weight", needs={"K"})
 def weight_spectral2(g: LayerGrams) -> Tensor:
-    """Return ||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix.
-
-    It is ||J||_2^2 ||x||^2 of an unshared layer.
-    """
+    """Return ||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix; unshared, ||J||_2^2 ||x||^2."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(g.K_weight)
     return eigenvalues[:, -1].clamp(min=0)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+@quantity(place="weight", needs={"K"})
 def output_slope2(g: LayerGrams) -> Tensor:
     """Return ||J||_F^2, J = df/dz of the layer's output, over all its positions; NaN of a weight with other uses."""
     if not isinstance(g.weight, DenseJacobian | SharedJacobian):
@@ -164,30 +161,26 @@ def output_slope2(g: LayerGrams) -> Tensor:
     return g.at_output.flatten(1).double().square().sum(1)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+@quantity(place="input", needs={"G"})
 def rank(g: LayerGrams) -> Tensor:
     """Return the rank of df/dx per sample."""
     return positive(g).sum(1).to(torch.float64)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+@quantity(place="input", needs={"G"})
 def log_positive_volume(g: LayerGrams) -> Tensor:
     """Return log sqrt(product of the positive eigenvalues of G), 0 if there is none."""
     return 0.5 * torch.where(positive(g), g.eigenvalues, 1.0).log().sum(1)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"})
+@quantity(place="parameters", needs={"K"})
 def adaptive_slope2(g: LayerGrams) -> Tensor:
-    """Return sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters measured here.
-
-    It is `adaptive_sharpness_ggn` with C = I.
-    """
+    """Return sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters here: `adaptive_sharpness_ggn` with C = I."""
     assert g.weight is not None
-    identity = _identity(g)
-    return replace(g, C=identity, weight=replace(g.weight, C=identity)).adaptive
+    return replace(g, C=_identity(g), weight=replace(g.weight, C=_identity(g))).adaptive
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+@quantity(place="weight", needs={"K"})
 def adaptive_weight_slope2(g: LayerGrams) -> Tensor:
     """Return the same sum over the layer's weight alone, measured or not."""
     return replace(g.linear, C=_identity(g)).adaptive()
@@ -271,8 +264,7 @@ class Context:
         """Return a value that several bounds use, made for the first of them."""
         if make not in self._kept:
             self._kept[make] = make(self)
-        kept: _T = self._kept[make]
-        return kept
+        return cast(_T, self._kept[make])
 
     def unshared(self, layer: str) -> Assumption:
         """Return the assumption that the layer is applied once per sample, and is W x + b there."""

@@ -21,10 +21,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from flatlens.bounds.context import Assumption, Claim, Context, input_norm2
+from flatlens.bounds.context import Assumption, Claim, Context, input_norm2, quantity
 from flatlens.bounds.definition import bound
 from flatlens.grams import LayerGrams
-from flatlens.measures.definition import per_sample
 from flatlens.measures.traces import ggn_trace
 from flatlens.problem.losses import CrossEntropy, Logistic
 
@@ -46,7 +45,13 @@ def curved_loss_bound(context: Context) -> Iterator[Claim]:
     c = float(context.each(least_curvature(centred=centred), layer).min())
     curved = Assumption("curved_loss", c > 0, "the loss has no curvature at an output")
     S = context.total(ggn_trace).mean() / c if c > 0 else torch.tensor(math.nan, dtype=torch.float64)
-    all_of_it, note = context.counted(list(context.readable)), _told(context, c, centred)
+    # The note: c, and which it is where every prediction is the smoothed label
+    note, loss, N = f"c = {c:.3g}", context.lens.problem.loss, context.outputs
+    a = loss.label_smoothing if isinstance(loss, CrossEntropy | Logistic) else 0.0
+    if a and not (isinstance(loss, CrossEntropy) and (loss.weight is not None or not centred)):
+        least = a * (2 - a) / 4 / N if isinstance(loss, Logistic) else a * (2 - a) / 2 if N == 2 else a / N
+        note = f"{note}, {least:.3g} at the minimum"
+    all_of_it = context.counted(list(context.readable))
     slopes = context.total(projected_slope2(centred=centred)).mean()
     yield Claim(slopes, S, None, "sharpness", (curved,), note=note)
     # Proposition 3.8 at the input, 3.10 at all layers
@@ -59,59 +64,47 @@ def curved_loss_bound(context: Context) -> Iterator[Claim]:
     inside = torch.stack([ratio.mean() for ratio in ratios.values()]).sum()
     yield Claim(torch.stack([*spectral.values()]).sum(), (inside * S).sqrt(), None, "nmls", every, note=note)
     # Proposition 3.4 in the r dimensions of P
-    r, n = context.outputs - centred, context.n
+    r, n = N - centred, context.n
     volumes = context.each(projected_log_volume(centred=centred), layer)
     left = volumes.logsumexp(0) - math.log(n)
     right = 0.5 * (r * ratios[layer].log()).logsumexp(0) - math.log(n) + r / 2 * (n * S / r).log()
     yield Claim(left, right, layer, "volume", first, logs=True, note=note)
 
 
-def _told(context: Context, c: float, centred: bool) -> str:
-    # c, and which it is where every prediction is the smoothed label
-    loss = context.lens.problem.loss
-    a = loss.label_smoothing if isinstance(loss, CrossEntropy | Logistic) else 0.0
-    N = context.outputs
-    if not a or (isinstance(loss, CrossEntropy) and (loss.weight is not None or not centred)):
-        return f"c = {c:.3g}"
-    least = a * (2 - a) / 4 / N if isinstance(loss, Logistic) else a * (2 - a) / 2 if N == 2 else a / N
-    return f"c = {c:.3g}, {least:.3g} at the minimum"
-
-
-def _projected(A: Tensor, centred: bool) -> Tensor:
-    # P A P
+def _projected(A: Tensor, centred: bool) -> Tensor:  # P A P
     if not centred:
         return A
     A = A - A.mean(1, keepdim=True)
     return A - A.mean(2, keepdim=True)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"C", "K"})
+@quantity(place="weight", needs={"C", "K"})
 def slope_along_ones(g: LayerGrams) -> Tensor:
     """Return |C 1| over the trace of C: 0 if the loss does not change with a number added to all outputs."""
     return (g.C.sum(2).abs().amax(1) / g.C.diagonal(dim1=1, dim2=2).sum(1)).nan_to_num(0.0)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"C", "K"})
+@quantity(place="weight", needs={"C", "K"})
 def least_curvature(g: LayerGrams, *, centred: bool = False) -> Tensor:
     """Return the smallest eigenvalue of C on the range of P."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(g.C)
     return eigenvalues[:, 1 if centred else 0]
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"})
+@quantity(place="parameters", needs={"K"})
 def projected_slope2(g: LayerGrams, *, centred: bool = False) -> Tensor:
     """Return ||P df/dtheta||_F^2 of the parameters measured here."""
     return _projected(g.K, centred).diagonal(dim1=1, dim2=2).sum(1)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+@quantity(place="input", needs={"G"})
 def projected_spectral(g: LayerGrams, *, centred: bool = False) -> Tensor:
     """Return ||P df/dx||_2."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(_projected(g.G, centred))
     return eigenvalues[:, -1].clamp(min=0).sqrt()
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+@quantity(place="input", needs={"G"})
 def projected_log_volume(g: LayerGrams, *, centred: bool = False) -> Tensor:
     """Return the logarithm of the volume of the image of a ball under P df/dx, in the dimensions of P."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(_projected(g.G, centred))

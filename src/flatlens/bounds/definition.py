@@ -6,18 +6,13 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
-from flatlens.bounds.context import Claim, Inapplicable
+from flatlens.bounds.context import Claim, Context, Inapplicable
 from flatlens.errors import BadOption, UnknownName
 from flatlens.registry import Registry, first_line, spelled
-
-if TYPE_CHECKING:
-    from flatlens.bounds.context import Context
-
 
 Status: TypeAlias = Literal["holds", "violated", "undecided", "not applicable"]
 
@@ -131,12 +126,7 @@ class Verdict:
 
 
 def weigh(one: Bound, claim: Claim) -> Verdict:
-    """Return the verdict: compare the sides within rounding and error, and check whether the theorem applies.
-
-    >>> law = bound(id="", symbol="", source="")(lambda context: iter(()))
-    >>> weigh(law, Claim(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))).tightness
-    0.75
-    """
+    """Return the verdict: compare the sides within rounding and error, and check whether the theorem applies."""
     lhs, rhs = (torch.as_tensor(side, dtype=torch.float64).cpu().reshape(-1) for side in (claim.lhs, claim.rhs))
     lhs, rhs = lhs.expand(max(len(lhs), len(rhs))), rhs.expand(max(len(lhs), len(rhs)))
     slack = torch.where(torch.isinf(lhs) & (lhs == rhs), 0.0, rhs - lhs)
@@ -144,7 +134,15 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
         slack = torch.where(slack == -math.inf, math.nan, slack)  # a side that overflows says nothing
     size = torch.ones_like(lhs) if claim.logs else torch.maximum(lhs.abs(), rhs.abs())
     below = slack < -claim.rounding * size - (0.0 if claim.logs else claim.floor)
-    ratio = _tightness(lhs, rhs, claim.logs)
+    # Tightness: lhs / rhs, above 1 exactly where lhs is above rhs; NaN where both are 0, which says nothing
+    if claim.logs:
+        zero = torch.isinf(lhs) & (lhs < 0)  # the logarithm of 0
+        ratio = torch.where(zero, torch.where(lhs == rhs, math.nan, 0.0), torch.exp(lhs - rhs))
+    else:
+        of_negative = torch.where(lhs < 0, rhs / lhs, math.inf)
+        at_zero = torch.where(lhs == 0, math.nan, torch.where(lhs > 0, math.inf, 0.0))
+        ratio = torch.where(rhs > 0, lhs / rhs, torch.where(rhs < 0, of_negative, at_zero))
+        ratio = torch.where(lhs.isnan() | rhs.isnan(), math.nan, ratio)
     worst = int(ratio.nan_to_num(nan=-math.inf, posinf=math.inf).argmax())
     # Whether the theorem applies, and whether error leaves the sign of the slack open
     failing = next((a for a in claim.assumptions if a.holds is not True), None)
@@ -165,15 +163,3 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
         name, claim.layer, left, right, between, tightness, status, assumption,
         float(below.to(torch.float64).mean()), one.source, note,
     )  # fmt: skip
-
-
-def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
-    """Lhs / rhs, above 1 exactly where lhs is above rhs; NaN where both are 0, which says nothing."""
-    if logs:
-        nothing = torch.isinf(lhs) & (lhs < 0)  # the logarithm of 0
-        return torch.where(nothing, torch.where(lhs == rhs, math.nan, 0.0), torch.exp(lhs - rhs))
-    of_positive = torch.where(rhs > 0, lhs / rhs, math.inf)
-    of_negative = torch.where(lhs < 0, rhs / lhs, of_positive)
-    at_zero = torch.where(lhs == 0, math.nan, torch.where(lhs > 0, math.inf, 0.0))
-    ratio = torch.where(rhs > 0, of_positive, torch.where(rhs < 0, of_negative, at_zero))
-    return torch.where(lhs.isnan() | rhs.isnan(), math.nan, ratio)

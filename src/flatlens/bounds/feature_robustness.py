@@ -414,7 +414,16 @@ def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
     features = RotatedFeatures(context.lens.problem, context.lens.model, weight)
     operator = Hessian(context.lens.problem, [weight.parameter], model=context.lens.model)
     pairs = eigenpairs(operator, top_k=1, bottom_k=1, rtol=1e-6, generator=context.generator)
-    A, expansion = _settled(context, features, pairs.vectors[0].to("cpu", torch.float64).reshape(features.W.shape))
+    # W A of the worst A and the series along it, at a delta small enough for its series
+    steepest = pairs.vectors[0].to("cpu", torch.float64).reshape(features.W.shape)
+    smaller, best = first_step(context) / 2, None
+    while best is None or (best[1].error > RESOLVED / 10 and smaller > SMALLEST):
+        A = _search(context, features, steepest, smaller)
+        found = looked_at_twice(context, features, A[None], series(context, features, A[None], smaller, exact=True))
+        best = (A, found) if best is None or found.error < best[1].error else best
+        smaller /= 2
+    A, expansion = best
+    # The terms of its change
     delta, value = expansion.delta, features.change(expansion.delta * A)
     G = features.slope(torch.zeros_like(A))[1]
     top = float(pairs.values[0] + pairs.residuals[0])
@@ -436,18 +445,6 @@ def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
         assumptions=(smooth(context, layer), context.local_minimum, expansion.resolved),
         semidefinite=Assumption("positive_semidefinite", low >= -1e-3 * max(top, 0.0), indefinite),
     )
-
-
-def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[Tensor, Expansion]:
-    """W A and the series along it, of the worst A, at a delta small enough for its series."""
-    delta, best = first_step(context) / 2, None
-    while best is None or (best[1].error > RESOLVED / 10 and delta > SMALLEST):
-        A = _search(context, features, top, delta)
-        along = series(context, features, A[None], delta, exact=True)
-        found = A, looked_at_twice(context, features, A[None], along)
-        best = found if best is None or found[1].error < best[1].error else best
-        delta /= 2
-    return best
 
 
 def _search(context: Context, features: RotatedFeatures, top: Tensor, delta: float) -> Tensor:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatlens.bounds.context import NO_INPUT_LAYER, Assumption, Claim, Context, input_norm2
+from flatlens.bounds.context import NO_INPUT_LAYER, Assumption, Claim, Context, input_norm2, quantity
 from flatlens.bounds.definition import bound
 from flatlens.bounds.feature_robustness import worst_of
 from flatlens.curvature.probes import student
@@ -43,7 +43,6 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate
 from flatlens.grams import LayerGrams, one_pass
 from flatlens.grams.weight_jacobians import DenseJacobian
-from flatlens.measures.definition import per_sample
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.perturbation import moved_risk, noise
 from flatlens.perturbation.features import mean_square_radius, on_sphere, unmovable
@@ -123,21 +122,10 @@ def constants(distribution: Distribution, generator: torch.Generator) -> Constan
     at_zero = float(distribution.log_density(torch.zeros(1, m, dtype=torch.float64)))
     alpha = math.inf if at_zero > -math.inf else float(z.norm(dim=1).pow(-m).mean())
     volume = ball_volume(m) * (distribution.diameter / 2) ** m
-    return Constants(m, *_mean(values), *_mean(_root_terms(distribution, z, generator)), alpha, volume)
-
-
-def _mean(values: Tensor) -> tuple[float, float]:
-    return float(values.mean()), float(values.std()) / math.sqrt(len(values))
-
-
-def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generator) -> Tensor:
-    """Terms whose mean is int sqrt(p / ||z||^m), by importance sampling from a mixture of two densities.
-
-    Half of the samples come from p; for Gaussian mixtures, with doubled covariances, because the square root of a
-    Gaussian has these. The other half lie at distances r = R u^2 from 0, u uniform in [0, 1], which removes the
-    singularity at 0 from the terms.
-    """
-    m, n, wide = z.shape[1], len(z) // 2, distribution
+    # Terms whose mean is int sqrt(p / ||z||^m), by importance sampling. Half of the samples come from p; for Gaussian
+    # mixtures, with doubled covariances, because the square root of a Gaussian has these. The other half lie at
+    # distances r = R u^2 from 0, u uniform in [0, 1], which removes the singularity at 0 from the terms
+    n, wide = len(z) // 2, distribution
     if isinstance(distribution, GaussianMixture):
         wide = GaussianMixture(distribution.means, 2 * distribution.covariances, distribution.weights)
     R = 2 * float(z.norm(dim=1).max())
@@ -147,8 +135,12 @@ def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generato
     area = m * ball_volume(m)
     along = torch.where(r < R, 1 / (2 * (R * r).sqrt() * area * r.pow(m - 1)), 0.0)
     proposed = (wide.log_density(at).exp() + along) / 2
-    terms: Tensor = (distribution.log_density(at) / 2).exp() / r.pow(m / 2) / proposed
-    return terms
+    terms = (distribution.log_density(at) / 2).exp() / r.pow(m / 2) / proposed
+    return Constants(m, *_mean(values), *_mean(terms), alpha, volume)
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    return float(values.mean()), float(values.std()) / math.sqrt(len(values))
 
 
 _FAILURE = 0.05  #: Delta, the share of sample sets for which the bound may fail
@@ -181,10 +173,7 @@ def widths(n: int, m: int) -> list[float]:
 
 
 def uniform_right(representativeness: float, term: float, repeats: int = 1) -> float:
-    """Return Theorem 15's right side: inf E_Rep + (delta^2 d/2) kappa^phi.
-
-    The term is added d times where its printed sum over s is read.
-    """
+    """Return Theorem 15's right side: inf E_Rep + (delta^2 d/2) kappa^phi, d times where its printed sum is read."""
     return representativeness + repeats * term
 
 
@@ -223,14 +212,40 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     last = next(reversed(context.layers), None)
     if last is None:
         return
+    # Theorem 15, with one sum and with two. The held-out error is in both sides, and cancels in the slack
     if not (why := unmovable(context.layers[last])):
-        yield from _uniform(context, last, gap, held_out)
-    yield _kde(context, last, gap, held_out, why)
+        found = worst_of(context, last, context.layers[last])
+        g, d, _ = context.layers[last].matrix.W.shape
+        labels = context.declare("locally_constant_labels")
+        premises = (held_out, *found.assumptions, found.semidefinite, labels)
+        beyond = gap.value - found.change + found.gradient + found.dip + found.rest
+        error = max(1e-6, 2 * found.expansion.error) * abs(found.change) / max(abs(gap.value), 1e-300)
+        for part, repeats in (("uniform", 1), ("uniform.published", g * d)):
+            right, L = uniform_right(beyond, found.uniform, repeats), _largest_loss(context)
+            note = f"delta = {found.expansion.delta:.3g}; {_vacuous(right, L)}"
+            yield Claim(gap.value, right, last, part, premises, rounding=min(error, 0.01), note=note)
+    # Figure 4: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)
+    estimated = "p and p_hat are kernel densities of random splits: an approximation, no bound"
+    unknown = (Assumption("known_density", False, estimated), held_out)
+    shift = context.measured("representativeness")
+    if why or shift.kind == "undefined":
+        yield Claim(gap.value, math.nan, last, "kde", unknown, note=why or shift.note)
+        return
+    linear_map = context.layers[last].linear_map
+    assert linear_map is not None
+    m = linear_map[1].numel()
+    right = shift.value + rate(context.n, m) * context.measured("relative_flatness", last).value / (2 * m)
+    error, note = math.hypot(gap.stderr, shift.stderr), f"an approximation; {_vacuous(right, _largest_loss(context))}"
+    yield Claim(gap.value, right, last, "kde", unknown, error, note=note)
 
 
 def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
     # Theorem 11 and Proposition 12 need the density, and the layer that reads the data
-    layer, density, smoothly = context.first, _density(context), _smooth_density(context)
+    layer, density, smoothly = context.first, _density(context), context.declare("smooth_density")
+    if isinstance(context.distribution, GaussianMixture):
+        smoothly = Assumption("smooth_density", True)
+    elif isinstance(context.distribution, Cube | TruncatedGaussian):
+        smoothly = Assumption("smooth_density", False, "the density jumps at the faces of its cube")
     if layer is None or not density.holds or smoothly.holds is False:
         missing = (density, smoothly) if layer else (NO_INPUT_LAYER, density)
         for part in ("", "sharp", "sharp.delta", "representativeness", "representativeness.sharp"):
@@ -310,15 +325,6 @@ def _density(context: Context) -> Assumption:
     return Assumption(name, True)
 
 
-def _smooth_density(context: Context) -> Assumption:
-    # True for Gaussians, false for a cube; for other distributions the user declares it
-    if isinstance(context.distribution, GaussianMixture):
-        return Assumption("smooth_density", True)
-    if isinstance(context.distribution, Cube | TruncatedGaussian):
-        return Assumption("smooth_density", False, "the density jumps at the faces of its cube")
-    return context.declare("smooth_density")
-
-
 def _infinite(found: Constants) -> str:
     # Which of the printed constants are infinite
     alpha = "int p/||z||^m diverges as p(0) > 0" if math.isinf(found.alpha) else ""
@@ -344,36 +350,6 @@ def _vacuous(right: float, L: float, why: str = "") -> str:
     return f"vacuous: no gap exceeds the largest loss, {L:.3g}" + (f"; {why}" if why else "")
 
 
-def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
-    # Theorem 15, with one sum and with two. The held-out error is in both sides, and cancels in the slack
-    found = worst_of(context, layer, context.layers[layer])
-    g, d, _ = context.layers[layer].matrix.W.shape
-    labels = context.declare("locally_constant_labels")
-    premises = (held_out, *found.assumptions, found.semidefinite, labels)
-    beyond = gap.value - found.change + found.gradient + found.dip + found.rest
-    error = max(1e-6, 2 * found.expansion.error) * abs(found.change) / max(abs(gap.value), 1e-300)
-    for part, repeats in (("uniform", 1), ("uniform.published", g * d)):
-        right, L = uniform_right(beyond, found.uniform, repeats), _largest_loss(context)
-        note = f"delta = {found.expansion.delta:.3g}; {_vacuous(right, L)}"
-        yield Claim(gap.value, right, layer, part, premises, rounding=min(error, 0.01), note=note)
-
-
-def _kde(context: Context, layer: str, gap: Estimate, held_out: Assumption, why: str) -> Claim:
-    """Figure 4's claim: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
-    estimated = "p and p_hat are kernel densities of random splits: an approximation, no bound"
-    premises = (Assumption("known_density", False, estimated), held_out)
-    shift = context.measured("representativeness")
-    if why or shift.kind == "undefined":
-        return Claim(gap.value, math.nan, layer, "kde", premises, note=why or shift.note)
-    linear_map = context.layers[layer].linear_map
-    assert linear_map is not None
-    m = linear_map[1].numel()
-    kappa = context.measured("relative_flatness", layer).value
-    right = shift.value + rate(context.n, m) * kappa / (2 * m)
-    error, L = math.hypot(gap.stderr, shift.stderr), _largest_loss(context)
-    return Claim(gap.value, right, layer, "kde", premises, error, note=f"an approximation; {_vacuous(right, L)}")
-
-
 @bound(id="B16", symbol=r"\kappa_{Tr}^\phi = c \|W\|_F^2 \overline{\|\phi(x)\|^2}",
        source="reparam2019 section 2; relative2021 section 4 (i)", cost="two passes", on_request=True)  # fmt: skip
 def ridge_reduction(context: Context) -> Iterator[Claim]:
@@ -395,36 +371,33 @@ def ridge_reduction(context: Context) -> Iterator[Claim]:
     else:
         yield Claim(math.nan, math.nan, assumptions=(Assumption("linear_head", False, "no dense layer's result is f"),))
         return
-    c, same, top = _curvature(context, layer)
-    W2, premises = float(weight.matrix.W.square().sum()), (same, context.unshared(layer), context.counted([layer]))
-    kappa, penalty = context.each(relative_flatness_ggn, layer), c * W2 * context.each(input_norm2, layer)
-    yield Claim(kappa, penalty, layer, "", premises)
-    yield Claim(penalty, kappa, layer, "least", premises)
-    if same.holds:
-        largest = context.measured("layer_sharpness(rtol=1e-09)", layer, "kappa").value
-        yield Claim(largest, c * W2 * top, layer, "eigenvalue", premises)
-        yield Claim(c * W2 * top, largest, layer, "eigenvalue.least", premises)
-
-
-def _curvature(context: Context, layer: str) -> tuple[float, Assumption, float]:
-    """The c of the loss's second derivative c I, whether it is that at every sample, and lmax(mean phi phi^T)."""
-    lens, least, most, apart, moment = context.lens, math.inf, -math.inf, 0.0, torch.zeros(())
+    # The c of the loss's second derivative c I, whether it is that at every sample, and mean phi phi^T
+    lens, least, c, apart, moment = context.lens, math.inf, -math.inf, 0.0, torch.zeros(())
     walk = one_pass(lens.problem, lens.model, lens.plan, needs={"C", "G"}, progress=context.progress)
     with closing(walk) as chunks:
         for chunk in chunks:
             g = chunk.layers[layer]
             assert g.x is not None
             traces = g.C.diagonal(dim1=1, dim2=2).mean(1)
-            least, most = min(least, float(traces.min())), max(most, float(traces.max()))
+            least, c = min(least, float(traces.min())), max(c, float(traces.max()))
             apart = max(apart, float((g.C - torch.diag_embed(traces[:, None].expand_as(g.f))).abs().max()))
             phi = g.x.flatten(1).double().cpu()
             moment = moment + phi.mT @ phi / context.n
-    constant = max(apart, most - least) <= context.rounding * most
+    constant = max(apart, c - least) <= context.rounding * c
     same = Assumption("squared_error", constant, "the loss's second derivative is not c I")
-    return most, same, float(torch.linalg.eigvalsh(moment)[-1])
+    # The two equalities, each as two inequalities
+    W2, premises = float(weight.matrix.W.square().sum()), (same, context.unshared(layer), context.counted([layer]))
+    kappa, penalty = context.each(relative_flatness_ggn, layer), c * W2 * context.each(input_norm2, layer)
+    yield Claim(kappa, penalty, layer, "", premises)
+    yield Claim(penalty, kappa, layer, "least", premises)
+    if same.holds:
+        top = float(torch.linalg.eigvalsh(moment)[-1])
+        largest = context.measured("layer_sharpness(rtol=1e-09)", layer, "kappa").value
+        yield Claim(largest, c * W2 * top, layer, "eigenvalue", premises)
+        yield Claim(c * W2 * top, largest, layer, "eigenvalue.least", premises)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+@quantity(place="weight", needs={"K"})
 def distance_from_output(g: LayerGrams) -> Tensor:
     """Return max |J - I| of the layer's J = df/dz; infinite where its result is not an output's size."""
     if not isinstance(g.weight, DenseJacobian) or g.weight.J.shape[1] != g.weight.J.shape[2]:

@@ -162,9 +162,41 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     except Exception as error:  # a forward() may raise anything on symbols
         raise _no_skips(f"torch.fx cannot trace it ({typed_line(error, 100)})") from error
     norms = _norms(context, found)
-    for block in found.blocks:
-        yield from _of_block(context, block, norms)
-    yield from _telescoped(context, found, norms)
+    blocks, chosen = found.blocks, [block.layer(context.readable) for block in found.blocks]
+    # Each block
+    every: list[Assumption] = []
+    for block, layer in zip(blocks, chosen, strict=True):
+        premises = _premises(context, block)
+        every += premises
+        if layer is None:
+            names = [_called(node) for node in block.readers]
+            yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
+            continue
+        x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm
+        more, norm_found = (context.unshared(layer), context.nonzero(layer, x2)), context.norm_found(layer)
+        before, after = norms[block.start], norms[block.end]
+        yield Claim(before, after + _added(context, layer), layer, "", (*premises, *more, norm_found))
+        sound = after + W * context.each(output_slope2, layer).sqrt()
+        yield Claim(before, sound, layer, "sound", (*premises, norm_found))
+    # Blocks that begin with one linear layer, follow each other, and end in one
+    layers = [layer for layer in chosen if layer is not None]
+    if len(layers) < len(blocks):
+        yield Claim(math.nan, math.nan, None, "sum", tuple(every))
+        return
+    gaps = [after.start.name for before, after in pairwise(blocks) if after.start is not before.end]
+    every.append(Assumption("consecutive_blocks", not gaps, f"{''.join(gaps[:1])} does not follow a sum"))
+    why = "what follows the last block is more than one linear layer"
+    every.append(Assumption("ends_in_linear", found.last(context.layers) is not None, why))
+    every += [context.unshared(layer) for layer in layers]
+    every += [context.nonzero(layer, context.each(input_norm2, layer)) for layer in layers]
+    every += map(context.norm_found, layers)
+    # The sum per sample, and its mean with S by Cauchy's inequality
+    first, end = norms[blocks[0].start], norms[blocks[-1].end]  # the latter is ||W_L||_2, unless forward= goes on
+    yield Claim(first, end + sum(_added(context, layer) for layer in layers), None, "sum", tuple(every))
+    squares = [(context.layers[one].spectral_norm ** 2 / context.each(input_norm2, one)).mean() for one in layers]
+    S = context.total(interpolation_sharpness).mean()
+    right = end.mean() + (torch.stack(squares).sum() * S).sqrt()
+    yield Claim(first.mean(), right, None, "mean", (*every, context.counted(layers)))
 
 
 def _no_skips(why: str) -> Inapplicable:
@@ -202,21 +234,13 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor]:
                 raise _no_skips(
                     f"the skip at {block.end.name} repeats its input: the two sides of the sum differ in size"
                 )
-        for node, norm in zip(nodes, _spectral(f, [found.kept[node] for node in nodes]), strict=True):
-            gathered[node].append(norm.cpu())
+        # ||df/dx||_2 at each end x, by one backward pass per output
+        n, at = len(f), [found.kept[node] for node in nodes]
+        slopes = [torch.autograd.grad(part.sum(), at, retain_graph=True, allow_unused=True) for part in f.unbind(1)]
+        for node, x, rows in zip(nodes, at, zip(*slopes, strict=True), strict=True):
+            J = torch.stack([x.new_zeros(n, x[0].numel()) if s is None else s.reshape(n, -1) for s in rows], 1).double()
+            gathered[node].append(torch.linalg.eigvalsh(J @ J.mT)[:, -1].clamp(min=0).sqrt().cpu())
     return {node: torch.cat(parts) for node, parts in gathered.items()}
-
-
-def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
-    """||df/dx||_2 per sample for each tensor x, by one backward pass per output."""
-    n, N = f.shape
-    slopes = [torch.autograd.grad(f[:, k].sum(), at, retain_graph=True, allow_unused=True) for k in range(N)]
-    norms = []
-    for x, rows in zip(at, zip(*slopes, strict=True), strict=True):
-        flat = [x.new_zeros(n, x[0].numel()) if row is None else row.reshape(n, -1) for row in rows]
-        J = torch.stack(flat, 1).to(torch.float64)
-        norms.append(torch.linalg.eigvalsh(J @ J.mT)[:, -1].clamp(min=0).sqrt())
-    return norms
 
 
 def _called(node: fx.Node) -> str:
@@ -238,41 +262,3 @@ def _added(context: Context, layer: str) -> Tensor:
     """||W||_2 ||df/dW||_F / ||x|| per sample."""
     slope2, x2 = context.each(weight_slope2, layer), context.each(input_norm2, layer)
     return context.layers[layer].spectral_norm * (slope2 / x2).sqrt()
-
-
-def _of_block(context: Context, block: ResidualBlock, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
-    layer, premises = block.layer(context.readable), _premises(context, block)
-    if layer is None:
-        names = [_called(node) for node in block.readers]
-        yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
-        return
-    x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm
-    more, found = (context.unshared(layer), context.nonzero(layer, x2)), context.norm_found(layer)
-    before, after = norms[block.start], norms[block.end]
-    yield Claim(before, after + _added(context, layer), layer, "", (*premises, *more, found))
-    yield Claim(before, after + W * context.each(output_slope2, layer).sqrt(), layer, "sound", (*premises, found))
-
-
-def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
-    blocks = found.blocks
-    # Blocks that begin with one linear layer, follow each other, and end in one
-    premises = [one for block in blocks for one in _premises(context, block)]
-    layers = [layer for block in blocks if (layer := block.layer(context.readable)) is not None]
-    if len(layers) < len(blocks):
-        yield Claim(math.nan, math.nan, None, "sum", tuple(premises))
-        return
-    gaps = [after.start.name for before, after in pairwise(blocks) if after.start is not before.end]
-    premises.append(Assumption("consecutive_blocks", not gaps, f"{''.join(gaps[:1])} does not follow a sum"))
-    ends = found.last(context.layers) is not None
-    why = "what follows the last block is more than one linear layer"
-    premises.append(Assumption("ends_in_linear", ends, why))
-    premises += [context.unshared(layer) for layer in layers]
-    premises += [context.nonzero(layer, context.each(input_norm2, layer)) for layer in layers]
-    premises += map(context.norm_found, layers)
-    # The sum per sample, and its mean with S by Cauchy's inequality
-    first, end = norms[blocks[0].start], norms[blocks[-1].end]  # the latter is ||W_L||_2, unless forward= goes on
-    yield Claim(first, end + sum(_added(context, layer) for layer in layers), None, "sum", tuple(premises))
-    squares = [(context.layers[one].spectral_norm ** 2 / context.each(input_norm2, one)).mean() for one in layers]
-    S = context.total(interpolation_sharpness).mean()
-    right = end.mean() + (torch.stack(squares).sum() * S).sqrt()
-    yield Claim(first.mean(), right, None, "mean", (*premises, context.counted(layers)))

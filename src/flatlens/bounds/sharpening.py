@@ -63,28 +63,23 @@ class Covered:
 
 
 def covered(context: Context) -> Covered:
-    """Return the data as a cover of its support."""
+    """Return the data as a cover of its support, with a float64 copy of the network as a function of flat points."""
+    problem = context.lens.problem
     try:
-        network, shape = _read(context)
+        exact, first = in_float64(problem, context.lens.model, "a covering bound")
     except Refused as why:
         raise Inapplicable(Assumption("one_floating_input", False, str(why))) from why
-    premises, delta, note = _radius(context, network.x)
-    variation, certified = _certified(context, delta, network.x)
-    return Covered(network, shape, delta, variation, premises, certified, note)
-
-
-def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
-    # A float64 copy of the network as a function of flat points, and the shape of its input
-    problem = context.lens.problem
-    exact, x = in_float64(problem, context.lens.model, "a covering bound")
-    shape = tuple(x.shape[1:])
+    shape = tuple(first.shape[1:])
 
     def outputs(points: Tensor) -> Tensor:
         parts = torch.split(points.to(torch.float64), AT_ONCE)
         return torch.cat([problem.run(exact, (part.reshape(-1, *shape).clone(), None))[0] for part in parts])
 
     chunks = problem.data.chunks(AT_ONCE)
-    return Inputs(torch.cat([problem.place(raw)[0].to(torch.float64).flatten(1) for raw in chunks]), outputs), shape
+    x = torch.cat([problem.place(raw)[0].to(torch.float64).flatten(1) for raw in chunks])
+    premises, delta, note = _radius(context, x)
+    variation, certified = _certified(context, delta, x)
+    return Covered(Inputs(x, outputs), shape, delta, variation, premises, certified, note)
 
 
 def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float, str]:
@@ -194,7 +189,22 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
     if isinstance(context.distribution, PushForward):
         yield _latent(context, context.distribution, seen, right)
     yield _searched(context, seen, left, slopes, convex)
-    yield _remark(context, seen, slopes)
+    # V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm. A ball is convex
+    if math.isnan(seen.delta):
+        yield Claim(math.nan, math.nan, None, "remark", premises)
+        return
+    at = spread(seen.x, LOOKED_AT)
+    varied: list[Tensor] = []
+    for x in torch.split(seen.x[at], 64):
+        # max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, which include the steepest
+        drawn = torch.randn(len(x), OPPOSITE, x.shape[1], generator=context.generator, dtype=torch.float64).to(x)
+        w = seen.delta * torch.cat([_directions(seen, x)[:, None], unit(drawn)[1]], 1)
+        with torch.no_grad():
+            ahead, behind = (seen.network.outputs((x[:, None] + s * w).flatten(0, 1)) for s in (1, -1))
+        varied.append((ahead - behind).norm(dim=1).reshape(len(x), -1).max(1).values)
+    upper = 2 * seen.delta * (slopes + seen.variation)[at]
+    note = f"of {len(at)} samples" if len(at) < context.n else ""
+    yield Claim(torch.cat(varied).cpu(), upper, None, "remark", (seen.certified,), note=note)
 
 
 def _steepest_secant(context: Context, seen: Covered) -> float:
@@ -261,30 +271,6 @@ def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, conv
     note = f"{below}: a larger left side may still obey the theorem"
     right = float((slopes + found).max())
     return Claim(left, right, None, "searched", (*seen.premises, convex), stderr=math.inf, note=note)
-
-
-def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
-    """V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm.
-
-    A ball is convex, so no assumption on the support is needed.
-    """
-    at = spread(seen.x, LOOKED_AT)
-    if math.isnan(seen.delta):
-        return Claim(math.nan, math.nan, None, "remark", (*seen.premises, seen.certified))
-    left = torch.cat([_varied(context, seen, x) for x in torch.split(seen.x[at], 64)]).cpu()
-    right = 2 * seen.delta * (slopes + seen.variation)[at]
-    note = f"of {len(at)} samples" if len(at) < context.n else ""
-    return Claim(left, right, None, "remark", (seen.certified,), note=note)
-
-
-def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
-    """Max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, (n,); w includes the steepest."""
-    drawn = torch.randn(len(x), OPPOSITE, x.shape[1], generator=context.generator, dtype=torch.float64).to(x)
-    w = seen.delta * torch.cat([_directions(seen, x)[:, None], unit(drawn)[1]], 1)
-    with torch.no_grad():
-        ahead, behind = (seen.network.outputs((x[:, None] + s * w).flatten(0, 1)) for s in (1, -1))
-    found: Tensor = (ahead - behind).norm(dim=1).reshape(len(x), -1).max(1).values
-    return found
 
 
 @bound(id="B11",
@@ -396,17 +382,6 @@ BENT = math.sqrt(2) / (3 * math.sqrt(3))
 whose range is at most sqrt(2), and a third central moment is at most range^3 / (6 sqrt 3)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Goal:
-    """The terms of c(f, f*) >= alpha ||f - f*||^2, where f are the outputs, or the probabilities for cross-entropy."""
-
-    target: Tensor  #: f*(x_i), (n, N)
-    cost: Tensor  #: c(f(x_i), f*(x_i)), (n,), with minimum 0
-    alpha: float  #: the alpha of the paper
-    sharp: float  #: largest valid alpha
-    outputs: Tensor  #: outputs of the network, the logits for cross-entropy, (n, N)
-
-
 @bound(
     id="B10",
     symbol=r"\max_i \|Jf(x_i)\|_2 \geq \max_{i \neq j} \frac{\|f^*_i - f^*_j\|_2 - 2\ell}{\|x_i - x_j\|_2}"
@@ -431,34 +406,8 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
 
     A left side below 0 says nothing about the network; the note then calls the bound vacuous.
     """
-    seen, goal = context.once(covered), _goal(context)
-    softmaxed = isinstance(context.lens.problem.loss, CrossEntropy)
-    slopes = context.each(jacobian_norm(softmax=softmaxed))
-    V = seen.variation
-    if softmaxed:
-        V = of_softmax(goal.outputs, context.each(jacobian_norm), V, seen.delta)
-    premises, convex = (*seen.premises, seen.certified), convex_support(context)
-    at = spread(seen.x, _PAIRED_TARGETS)
-
-    def claim(part: str, quotient: float, reach: float, *shape: Assumption) -> Claim:
-        left = quotient - float(V.max())
-        vacuous = "vacuous: below 0" if left <= 0 else ""
-        note = "; ".join(told for told in (seen.note, f"l = {reach:.4g}", vacuous) if told)
-        return Claim(left, float(slopes.max()), None, part, (*premises, *shape), note=note)
-
-    alphas = [("", goal.alpha)] if goal.sharp == goal.alpha else [("", goal.alpha), ("sharp", goal.sharp)]
-    for part, alpha in alphas:  # the last is the largest
-        reach = math.sqrt(float(goal.cost.max()) / alpha)
-        quotient = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach)
-        yield claim(part, quotient, reach, convex)
-    if isinstance(context.distribution, Sphere):
-        yield claim("geodesic", quotient / DETOUR, reach)
-
-
-def _goal(context: Context) -> Goal:
-    # Targets and costs, if alpha is known for the loss
-    problem = context.lens.problem
-    loss = problem.loss
+    # c(f, f*) >= alpha ||f - f*||^2, where f are the outputs, or the probabilities for cross-entropy
+    seen, problem, loss = context.once(covered), context.lens.problem, context.lens.problem.loss
     if not isinstance(loss, SquaredError | CrossEntropy):
         raise Inapplicable(Assumption("quadratic_growth", False, f"no alpha is known for the loss {loss.name}"))
     if isinstance(loss, CrossEntropy) and loss.weight is not None:
@@ -469,15 +418,35 @@ def _goal(context: Context) -> Goal:
             if bool((loss.mass(f, y) == 0).any()):
                 raise Inapplicable(Assumption("all_labelled", False, "some samples' labels are ignored"))
             parts.append(_targets(loss, f.to(torch.float64), y))
-    target, cost, f = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
-    if isinstance(loss, CrossEntropy):
+    target, cost, outputs = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
+    alphas = [("", 0.5 if loss.name == "half_squared_error" else 1 / problem.outputs)]
+    softmaxed = isinstance(loss, CrossEntropy)
+    if softmaxed:
         apart = float((target.sum(1) - 1).abs().max()) + float(target.clamp(max=0).abs().max())
         if apart > 1e-6:
             why = f"a label is not a distribution: it is off by {apart:.2g}"
             raise Inapplicable(Assumption("labels_are_distributions", False, why))
-        return Goal(target, cost, 0.5, 1.0, f)
-    alpha = 0.5 if loss.name == "half_squared_error" else 1 / problem.outputs
-    return Goal(target, cost, alpha, alpha, f)
+        alphas = [("", 0.5), ("sharp", 1.0)]
+    # The right side, and how much it varies within the balls
+    slopes = context.each(jacobian_norm(softmax=softmaxed))
+    V = seen.variation
+    if softmaxed:
+        V = of_softmax(outputs, context.each(jacobian_norm), V, seen.delta)
+    premises, convex = (*seen.premises, seen.certified), convex_support(context)
+    at = spread(seen.x, _PAIRED_TARGETS)
+
+    def claim(part: str, quotient: float, reach: float, *shape: Assumption) -> Claim:
+        left = quotient - float(V.max())
+        vacuous = "vacuous: below 0" if left <= 0 else ""
+        note = "; ".join(told for told in (seen.note, f"l = {reach:.4g}", vacuous) if told)
+        return Claim(left, float(slopes.max()), None, part, (*premises, *shape), note=note)
+
+    for part, alpha in alphas:  # the last is the largest
+        reach = math.sqrt(float(cost.max()) / alpha)
+        quotient = steepest(seen.x[at], target[at].to(seen.x), 2 * reach)
+        yield claim(part, quotient, reach, convex)
+    if isinstance(context.distribution, Sphere):
+        yield claim("geodesic", quotient / DETOUR, reach)
 
 
 def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
