@@ -293,11 +293,11 @@ def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
     # Eq. 37 of each layer applied once
     H = {layer: context.each(normalized_sharpness, layer) for layer in context.readable}
     convex = _convex(context)
-    balanced = {layer: Balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex}
-    sides = _scaled_sensitivity(context, balanced)
+    minima = {layer: _balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex}
+    sides = _scaled_sensitivity(context, minima)
     for layer in H:
         curved = Assumption("convex_loss", convex, "the loss curves downwards at an output")
-        left, right = (sides[layer], balanced[layer].objective) if layer in balanced else (math.nan, math.nan)
+        left, right = (sides[layer], minima[layer][0]) if layer in minima else (math.nan, math.nan)
         yield Claim(left, right, layer, "inner", (context.unshared(layer), curved))
 
 
@@ -314,41 +314,35 @@ def _convex(context: Context) -> bool:
     return True
 
 
-class Balanced:
-    """The minimum of Eq. 36 for one layer, with its scales, over live rows and columns.
-
-    If the feature of a column is always 0, its scale can grow (or shrink, if its weights are 0) until it adds nothing
-    to either side; the same holds for rows. These rows and columns are left out.
-    """
-
-    def __init__(self, context: Context, layer: str, H: Tensor) -> None:
-        found = context.measured(normalized_sharpness.key, layer)
-        s2, t2 = found.arrays["sigma"].square(), found.arrays["sigma_prime"].square()
-        H, quarter = H.cpu(), context.layers[layer].matrix.W.cpu().reshape(H.shape).square() / 4
-        # Rows and columns with entries in both matrices, until no other one is left
-        live, before = torch.ones_like(H, dtype=torch.bool), -1
-        while int(live.sum()) != before:
-            before = int(live.sum())
-            h, w = (torch.where(live, x, 0.0) for x in (H, quarter))
-            live = (h.any(1) & w.any(1))[:, None] & h.any(0) & w.any(0)
-        scale = s2[:, None] * t2
-        self.objective = float(torch.where(live, H * scale + quarter / scale, 0.0).sum())
-        self.columns, self.scale = live.any(0), t2
+def _balanced(context: Context, layer: str, H: Tensor) -> tuple[float, Tensor, Tensor]:
+    """The minimum of Eq. 36 for one layer over live rows and columns, the live columns, and the scales s'^2."""
+    found = context.measured(normalized_sharpness.key, layer)
+    s2, t2 = found.arrays["sigma"].square(), found.arrays["sigma_prime"].square()
+    H, quarter = H.cpu(), context.layers[layer].matrix.W.cpu().reshape(H.shape).square() / 4
+    # Rows and columns with entries in both matrices, until no other one is left. If the feature of a column is always
+    # 0, its scale can grow (or shrink, if its weights are 0) until it adds nothing to either side; so for rows
+    live, before = torch.ones_like(H, dtype=torch.bool), -1
+    while int(live.sum()) != before:
+        before = int(live.sum())
+        h, w = (torch.where(live, x, 0.0) for x in (H, quarter))
+        live = (h.any(1) & w.any(1))[:, None] & h.any(0) & w.any(0)
+    scale = s2[:, None] * t2
+    return float(torch.where(live, H * scale + quarter / scale, 0.0).sum()), live.any(0), t2
 
 
-def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict[str, float]:
+def _scaled_sensitivity(context: Context, minima: dict[str, tuple[float, Tensor, Tensor]]) -> dict[str, float]:
     """sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; this takes a pass."""
-    lens, total = context.lens, dict.fromkeys(balanced, 0.0)
-    if balanced:
+    lens, total = context.lens, dict.fromkeys(minima, 0.0)
+    if minima:
         walk = one_pass(lens.problem, lens.model, lens.plan, needs={"C", "G"}, progress=context.progress)
         with closing(walk) as chunks:
             for chunk in chunks:
-                for layer, scales in balanced.items():
+                for layer, (_, columns, scale) in minima.items():
                     g = chunk.layers[layer]
                     assert g.x is not None
                     assert isinstance(g.weight, DenseJacobian)
-                    kept = scales.columns.to(g.x.device)
-                    t2 = scales.scale.to(g.x.device)[kept]
+                    kept = columns.to(g.x.device)
+                    t2 = scale.to(g.x.device)[kept]
                     slopes = quadratic(g.C, g.weight.Jx[:, :, kept]) / t2
                     x2 = g.x.to(torch.float64).square()[:, kept] * t2
                     total[layer] += float((slopes.sum(1) * x2.sum(1)).sum())

@@ -267,14 +267,10 @@ def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
 
 
 def order_of(quotients: Tensor, floors: Tensor) -> Order:
-    """Return the order of a remainder from remainder / delta^2, known up to a constant.
+    """Return the order of a remainder from `quotients`, remainder / delta^2 plus a constant, (deltas, draws).
 
-    Differences between successive deltas do not contain the constant; they are taken as root mean squares over A. The
-    order is read at the smallest delta at which rounding is negligible.
-
-    Args:
-        quotients: remainder / delta^2 plus a constant, (deltas, draws); each delta is half of the one before.
-        floors: rounding errors of the quotients, (deltas,).
+    Each delta is half of the one before. Differences between successive ones do not contain the constant; they are
+    taken as root mean squares over A. The order is read at the smallest delta at which `floors`, rounding, is little.
 
     >>> rungs = 0.5 ** torch.arange(6, dtype=torch.float64)
     >>> order_of(1 + rungs[:, None] ** 2, torch.zeros(6)).value

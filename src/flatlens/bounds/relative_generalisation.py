@@ -286,22 +286,17 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     kappa = context.measured("relative_flatness", layer).value
     premises = (held_out, density, smoothly, context.local_minimum, *_declared(context))
     yield from claims(gap.value, gap.stderr, kappa, "", premises)
-    left, spread = _representativeness(context, layer, found.m)
+    # |E_Rep| of Proposition 12 for the uniform kernel, with its standard error; NaN without held-out data
+    risk, lens, left, spread = context.measured("test_loss"), context.lens, math.nan, 0.0
+    if risk.kind != "undefined":
+        near, delta = torch.empty(_MOVES, dtype=torch.float64), math.sqrt(rate(n, found.m))
+        for k in range(_MOVES):
+            move = noise(delta, 1.0, context.generator, "ball")
+            near[k] = moved_risk(lens.problem, move, layer, labels=context.target, model=lens.model)
+        mean, stderr = student(near)
+        left, spread = abs(risk.value - float(mean)), math.hypot(risk.stderr, float(stderr))
     premises = (held_out, density, smoothly, *_declared(context, labels=context.target is None))
     yield from claims(left, spread, 0.0, "representativeness", premises)
-
-
-def _representativeness(context: Context, layer: str, m: int) -> tuple[float, float]:
-    """|E_Rep| of Proposition 12 for the uniform kernel, with its standard error; NaN without held-out data."""
-    risk, delta = context.measured("test_loss"), math.sqrt(rate(context.n, m))
-    if risk.kind == "undefined":
-        return math.nan, 0.0
-    lens, near = context.lens, torch.empty(_MOVES, dtype=torch.float64)
-    for k in range(_MOVES):
-        move = noise(delta, 1.0, context.generator, "ball")
-        near[k] = moved_risk(lens.problem, move, layer, labels=context.target, model=lens.model)
-    mean, stderr = student(near)
-    return abs(risk.value - float(mean)), math.hypot(risk.stderr, float(stderr))
 
 
 def _density(context: Context) -> Assumption:

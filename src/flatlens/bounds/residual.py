@@ -166,10 +166,15 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     # Each block
     every: list[Assumption] = []
     for block, layer in zip(blocks, chosen, strict=True):
-        premises = _premises(context, block)
+        # An identity skip, and a branch that begins with a linear layer with two known sides
+        names, named = [_called(node) for node in block.readers], block.layer(context.layers)
+        through = f"the skip at {block.end.name} goes through {', '.join(block.through)}"
+        why = f"the branch of {block.end.name} begins with {', '.join(names) or 'nothing'}, not with one linear layer"
+        why = why if named is None else context.unshared(named).detail
+        begins = Assumption("branch_begins_linear", layer is not None, why)
+        premises = (Assumption("identity_skips", not block.through, through), begins)
         every += premises
         if layer is None:
-            names = [_called(node) for node in block.readers]
             yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
             continue
         x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm
@@ -245,17 +250,6 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor]:
 
 def _called(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else node.name
-
-
-def _premises(context: Context, block: ResidualBlock) -> tuple[Assumption, Assumption]:
-    # An identity skip, and a branch that begins with a linear layer with two known sides
-    through = f"the skip at {block.end.name} goes through {', '.join(block.through)}"
-    names = ", ".join(_called(node) for node in block.readers)
-    layer = block.layer(context.layers)
-    why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer"
-    begins = layer is not None and layer in context.readable
-    why = why if layer is None else context.unshared(layer).detail
-    return Assumption("identity_skips", not block.through, through), Assumption("branch_begins_linear", begins, why)
 
 
 def _added(context: Context, layer: str) -> Tensor:

@@ -187,7 +187,18 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
     if isinstance(context.distribution, Sphere):
         yield Claim(left, DETOUR * right, None, "geodesic", premises, note="pi/2 of the right side")
     if isinstance(context.distribution, PushForward):
-        yield _latent(context, context.distribution, seen, right)
+        # ||f o g||_{Lip} <= Lip(g) max_i(...): a straight line in the base maps into the support
+        law, state = context.distribution, context.generator.get_state()
+        z = law.base.sample(_PAIRED // 4, context.generator)
+        context.generator.set_state(state)
+        x = law.sample(_PAIRED // 4, context.generator).to(seen.x)  # from the same z
+        with torch.no_grad():
+            f = seen.network.outputs(x)
+        steep = steepest(z.to(f), f, 1e-6 * float(f.norm(dim=1).max()))  # the generator may be in float32
+        straight, lipschitz = law.base.support_is_convex, law.lipschitz
+        base = Assumption("convex_base", straight or None, "" if straight else "the base may not be convex")
+        note = f"Lip(g) = {lipschitz:.4g}"
+        yield Claim(steep, lipschitz * right, None, "latent", (*premises, base), note=note)
     yield _searched(context, seen, left, slopes, convex)
     # V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm. A ball is convex
     if math.isnan(seen.delta):
@@ -241,21 +252,6 @@ def _directions(seen: Covered, x: Tensor) -> Tensor:
     """The first right singular vector of Jf at each point, (n, M)."""
     V: Tensor = torch.linalg.svd(seen.network.jacobians(x), full_matrices=False)[2]
     return V[:, 0]
-
-
-def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> Claim:
-    """||f o g||_{Lip} <= Lip(g) max_i(...): a straight line in the base maps into the support."""
-    state = context.generator.get_state()
-    z = law.base.sample(_PAIRED // 4, context.generator)
-    context.generator.set_state(state)
-    x = law.sample(_PAIRED // 4, context.generator).to(seen.x)  # from the same z
-    with torch.no_grad():
-        f = seen.network.outputs(x)
-    left = steepest(z.to(f), f, 1e-6 * float(f.norm(dim=1).max()))  # the generator may be in float32
-    straight = law.base.support_is_convex
-    base = Assumption("convex_base", straight or None, "" if straight else "the base may not be convex")
-    premises = (*seen.premises, seen.certified, base)
-    return Claim(left, law.lipschitz * right, None, "latent", premises, note=f"Lip(g) = {law.lipschitz:.4g}")
 
 
 def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, convex: Assumption) -> Claim:
@@ -461,7 +457,7 @@ def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def of_softmax(f: Tensor, slopes: Tensor, variation: Tensor, delta: float) -> Tensor:
-    """Return upper bounds of V_{B(x_i, delta)}(J softmax(f)) from those of f: (n,).
+    """Return upper bounds of V_{B(x_i, delta)}(J softmax(f)), (n,), from the variation of f, its slopes and outputs.
 
     J softmax(f) = P Jf with P = diag(p) - p p^T. In the ball, ||Jf|| <= S = ||Jf(x_i)|| + V. So the outputs differ from
     those at the centre by at most delta S, and P by at most BENT delta S. Hence ||P|| <= a, where a is the smaller of
@@ -470,12 +466,6 @@ def of_softmax(f: Tensor, slopes: Tensor, variation: Tensor, delta: float) -> Te
         ||P(u) Jf(u) - P(v) Jf(v)|| <= a V + min(2 delta S BENT, a) S,    and <= 2 a S.
 
     The minimum holds because the difference of two positive semidefinite matrices has at most the norm of the larger.
-
-    Args:
-        f: outputs at the samples, (n, N).
-        slopes: ||Jf(x_i)||_2, (n,).
-        variation: V_{B(x_i, delta)}(Jf), (n,).
-        delta: radius of the balls.
     """
     p = f.softmax(1)
     S = slopes + variation
