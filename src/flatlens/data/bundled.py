@@ -44,29 +44,21 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.
     ((600, 64), (1197, 64), 10)
     """
     if not LEAST_TRAIN <= train <= TOTAL - LEAST_TEST:
-        raise BadInput(
-            f"digits(train={train}): train on at least {LEAST_TRAIN} and at most {TOTAL - LEAST_TEST} of the "
-            f"{TOTAL} images; {LEAST_TEST} are kept to test"
-        )
+        sizes = f"at least {LEAST_TRAIN} and at most {TOTAL - LEAST_TEST} of the {TOTAL} images"
+        raise BadInput(f"digits(train={train}): train on {sizes}; {LEAST_TEST} are kept to test")
     if not (math.isfinite(scale) and scale > 0):
         raise BadInput(f"digits(scale={scale}): expected a positive number")
     x, y = _shuffled(seed)
     x = x - x[:train].mean(0)
     x = (x / x[:train].square().mean().sqrt() * scale).to(torch.float32)
     x = x if flat else x.reshape(-1, 1, 8, 8)
-    return Split(
-        name="digits",
-        x=x[:train].contiguous(),
-        y=y[:train].contiguous(),
-        test_x=x[train:].contiguous(),
-        test_y=y[train:].contiguous(),
-        classes=10,
-        description=(
-            f"scikit-learn's digits, {train} of {TOTAL} images to train on and the other {TOTAL - train} to test; "
-            "pixels centred on their training means and divided by one standard deviation"
-            f"{'' if scale == 1 else f', then multiplied by {scale:g}'}"
-        ),
+    described = (
+        f"scikit-learn's digits, {train} of {TOTAL} images to train on and the other {TOTAL - train} to test; "
+        "pixels centred on their training means and divided by one standard deviation"
+        f"{'' if scale == 1 else f', then multiplied by {scale:g}'}"
     )
+    x, y, test_x, test_y = (part.contiguous() for part in (x[:train], y[:train], x[train:], y[train:]))
+    return Split("digits", x, y, test_x, test_y, 10, described)
 
 
 def _shuffled(seed: int) -> tuple[Tensor, Tensor]:

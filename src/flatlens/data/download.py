@@ -52,7 +52,19 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Pr
         return Fetched(folder, record, ())
     with needs("data", f"fetching {known.title}"):
         import huggingface_hub
-    record = _declared(huggingface_hub, known, folder)
+    # The set's parquet files in the newest state of its repository, with sizes and checksums
+    under = f"{known.hub_folder}/"
+    with _explained(huggingface_hub, known, folder):
+        info = huggingface_hub.HfApi().dataset_info(known.repository, files_metadata=True, timeout=_PATIENCE)
+    listed = [s for s in info.siblings or () if s.rfilename.startswith(under) and s.rfilename.endswith(".parquet")]
+    parts = {Path(s.rfilename).name.partition("-")[0] for s in listed}
+    if not parts >= {"train", "test"} or any(s.lfs is None or ".." in Path(s.rfilename).parts for s in listed):
+        lacks = f"the dataset {known.repository} on the hub has no parquet files with checksums in {under} any more"
+        raise BadData(f"{known.name}: {lacks}; {_by_hand(known, folder)}")
+    files: Any = [(s.rfilename, s.lfs) for s in listed]
+    declared = tuple(RecordedFile(path, int(lfs.size), str(lfs.sha256)) for path, lfs in files)
+    record = FetchRecord(known.repository, str(info.sha), declared)
+    # Those that are missing
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,22 +100,6 @@ class _Meter:
             self.progress(self.what, round(self.done / 1e6), max(1, round(self.total / 1e6)))
 
 
-def _declared(hub: Any, known: ImageSet, folder: Path) -> FetchRecord:
-    """Return the set's parquet files in the newest state of its repository, with sizes and checksums."""
-    under = f"{known.hub_folder}/"
-    with _explained(hub, known, folder):
-        info = hub.HfApi().dataset_info(known.repository, files_metadata=True, timeout=_PATIENCE)
-    listed = [s for s in info.siblings or () if s.rfilename.startswith(under) and s.rfilename.endswith(".parquet")]
-    parts = {Path(s.rfilename).name.partition("-")[0] for s in listed}
-    if not parts >= {"train", "test"} or any(s.lfs is None or ".." in Path(s.rfilename).parts for s in listed):
-        raise BadData(
-            f"{known.name}: the dataset {known.repository} on the hub has no parquet files with checksums in {under} "
-            f"any more; {_by_hand(known, folder)}"
-        )
-    files = tuple(RecordedFile(s.rfilename, int(s.lfs.size), str(s.lfs.sha256)) for s in listed)
-    return FetchRecord(known.repository, str(info.sha), files)
-
-
 def _download(
     hub: Any, known: ImageSet, record: FetchRecord, file: RecordedFile, folder: Path, progress: Progress | None
 ) -> None:
@@ -129,10 +125,8 @@ def _download(
         )  # fmt: skip
     # complete, and as declared
     if wrong := file.damage(arrived):
-        raise BadData(
-            f"{path}: the downloaded file differs from the hub's checksum or size ({wrong}); it was deleted: "
-            "run the command again"
-        )
+        differs = f"the downloaded file differs from the hub's checksum or size ({wrong})"
+        raise BadData(f"{path}: {differs}; it was deleted: run the command again")
     path.parent.mkdir(parents=True, exist_ok=True)
     arrived.replace(path)
 
@@ -143,10 +137,8 @@ def _explained(hub: Any, known: ImageSet, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the hub's client passes on what its HTTP library raises, and has changed it twice
-        raise BadData(
-            f"{known.name}: the hub ({hub.HfApi().endpoint}) gave no answer that can be used "
-            f"({typed_line(error, 200)}); {_by_hand(known, folder)}"
-        ) from error
+        silent = f"the hub ({hub.HfApi().endpoint}) gave no answer that can be used ({typed_line(error, 200)})"
+        raise BadData(f"{known.name}: {silent}; {_by_hand(known, folder)}") from error
 
 
 def _by_hand(known: ImageSet, folder: Path) -> str:

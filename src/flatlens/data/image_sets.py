@@ -76,9 +76,6 @@ class ImageSet:
         return BadData(f"{path}: {why}; download it again: `flatlens data fetch {self.name}`")
 
 
-IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-
 MNIST = ImageSet(
     name="mnist",
     title="MNIST",
@@ -87,8 +84,8 @@ MNIST = ImageSet(
     train=60_000,
     test=10_000,
     folder="MNIST/raw",
-    train_files=IDX_TRAIN,
-    test_files=IDX_TEST,
+    train_files=("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    test_files=("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
     repository="ylecun/mnist",
     hub_folder="mnist",
     image_column="image",
@@ -215,11 +212,7 @@ def cifar100(
 def read_images(
     known: ImageSet, root: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> Images:
-    """Return all images of a set as in its files, checked against the facts known of the set.
-
-    Raises:
-        BadData: no files, or damaged or foreign ones.
-    """
+    """Return all images of a set as in its files; BadData where there are none, or damaged or foreign ones."""
     progress = beside(progress)
     folder = default_root() if root is None else Path(root).expanduser()  # a shell leaves cifar10:~/sets alone
     found = find(known, folder)
@@ -227,9 +220,8 @@ def read_images(
         raise BadData(_nothing(known, folder))
     if found.form == "parquet files":
         found = _as_fetched(known, found, progress)
-        parts = [
-            _read_parquet(known, files, train, progress) for train, files in ((True, found.train), (False, found.test))
-        ]
+        both = (found.train, True), (found.test, False)
+        parts = [_read_parquet(known, files, train, progress) for files, train in both]
     elif found.form == "IDX files":
         parts = [_read_idx(known, found.place, train) for train in (True, False)]
     elif found.form == "binary files":
@@ -237,11 +229,8 @@ def read_images(
         parts = []
         for train in (True, False):
             files, size = known.part(train)[0], _file_size(known, train)
-            records = [
-                _records(known, found.place / name, name, _content(known, found.place / name, size), size)
-                for name in files
-            ]
-            parts.append(_joined(records))
+            paths = [(name, found.place / name) for name in files]
+            parts.append(_joined([_records(known, at, name, _content(known, at, size), size) for name, at in paths]))
     else:
         with found.place.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -385,8 +374,7 @@ def _require_published(known: ImageSet, path: Path, name: str, content: bytes, e
 def _require_md5(known: ImageSet, path: Path, name: str, found: str) -> None:
     expected = known.md5.get(name, found)  # where it is known; MD5 finds damage, not attacks
     if found != expected:
-        why = f"not the published {known.title}: its MD5 is {found} instead of {expected}"
-        raise known.unusable(path, why)
+        raise known.unusable(path, f"not the published {known.title}: its MD5 is {found} instead of {expected}")
 
 
 def _read_parquet(known: ImageSet, files: Sequence[Path], train: bool, progress: Progress | None) -> Part:
@@ -439,9 +427,8 @@ def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[A
         with Image.open(io.BytesIO(encoded or b""), formats=["PNG"]) as image:
             if (image.mode, image.size) != (mode, (columns, rows)):
                 here = f"{image.mode}, {image.width} x {image.height}"
-                raise known.unusable(
-                    path, f"an image of {known.title} is {mode}, {columns} x {rows}; one here is {here}"
-                )
+                wanted = f"an image of {known.title} is {mode}, {columns} x {rows}"
+                raise known.unusable(path, f"{wanted}; one here is {here}")
             found = np.asarray(image)
     except BadData:
         raise
@@ -459,10 +446,7 @@ class RecordedFile:
     sha256: str
 
     def damage(self, path: Path, checked: Callable[[int], None] | None = None) -> str:
-        """Return in words how the file at `path` differs from the declared one; empty if it does not.
-
-        `checked` is called with the number of bytes of each piece that is done.
-        """
+        """Return in words how a file differs from the declared one, or ""; `checked` gets the bytes of each piece."""
         if not path.is_file():
             return "it is missing"
         if path.stat().st_size != self.bytes:
@@ -486,11 +470,7 @@ class FetchRecord:
 
     @classmethod
     def read(cls, folder: Path) -> FetchRecord | None:
-        """Return the record in `folder`, if there is one.
-
-        Raises:
-            BadData: it cannot be read.
-        """
+        """Return the record in `folder`, if there is one."""
         try:
             plain = json.loads((folder / RECORD).read_text())
             files = tuple(RecordedFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in plain["files"])
@@ -501,9 +481,8 @@ class FetchRecord:
             raise BadData(f"{folder / RECORD}: a damaged record; delete it, and fetch the set again") from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists and numbers, as `read` reads them."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        """Return what JSON can hold, as `read` reads it."""
+        return asdict(self)
 
 
 def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Found:
@@ -512,20 +491,14 @@ def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Fou
     if record is None:
         return found
     for done, file in enumerate(record.files, start=1):
-        path = found.place / file.path
-        wrong = file.damage(path)
-        if wrong:
-            raise BadData(
-                f"{path}: the file has changed since it was downloaded ({wrong}): `flatlens data fetch {known.name}` "
-                f"downloads it again"
-            )
+        if wrong := file.damage(path := found.place / file.path):
+            changed = f"the file has changed since it was downloaded ({wrong})"
+            raise BadData(f"{path}: {changed}: `flatlens data fetch {known.name}` downloads it again")
         if progress is not None:
             progress(f"{known.title}: checksums", done, len(record.files))
     recorded = {found.place / file.path for file in record.files}
     train, test = (tuple(p for p in part if p in recorded) for part in (found.train, found.test))
     if not (train and test):
-        raise BadData(
-            f"{found.place / RECORD}: lists no training images or no test images: delete it, and run "
-            f"`flatlens data fetch {known.name}` again"
-        )
+        mend = f"delete it, and run `flatlens data fetch {known.name}` again"
+        raise BadData(f"{found.place / RECORD}: lists no training images or no test images: {mend}")
     return replace(found, train=train, test=test)

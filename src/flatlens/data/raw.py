@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
@@ -67,14 +68,10 @@ def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
     with needs("study", "a data set of images"):
         from PIL import Image
 
-    def opener(index: int) -> Callable[[], Image.Image]:
-        def opened() -> Image.Image:
-            one = pixels[index]
-            return Image.fromarray(one[0].numpy() if len(one) == 1 else one.permute(1, 2, 0).contiguous().numpy())
+    def opened(one: Tensor) -> Image.Image:
+        return Image.fromarray(one[0].numpy() if len(one) == 1 else one.permute(1, 2, 0).contiguous().numpy())
 
-        return opened
-
-    return RawImages([opener(index) for index in range(len(pixels))], targets)
+    return RawImages([partial(opened, one) for one in pixels], targets)
 
 
 def from_file(path: Path, argument: str) -> Callable[[], Image]:
@@ -99,9 +96,6 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
     """Return images or texts as the network takes them: data for `flatlens.Problem`.
 
     Images without a preparation become pixels between 0 and 1, and have to be of one size.
-
-    Raises:
-        BadData: the network reads the other kind, or there is no tokenizer, or a file cannot be read.
     """
     if isinstance(raw, RawTexts):
         if not isinstance(preparation, TextPreparation):
@@ -118,10 +112,9 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
     images = [opened[index][0] for index in range(len(opened))]
     if len({image.shape for image in images}) > 1:
         odd = next(image for image in images if image.shape != images[0].shape)
-        raise BadData(
-            f"{argument}: images have different sizes ({_size(images[0])} and {_size(odd)} pixels): resize them to one "
-            f"size, or use a timm: or hf: network, which resizes them itself"
-        )
+        sizes = " and ".join(f"{one.shape[1]} x {one.shape[2]}" for one in (images[0], odd))
+        mend = "resize them to one size, or use a timm: or hf: network, which resizes them itself"
+        raise BadData(f"{argument}: images have different sizes ({sizes} pixels): {mend}")
     return torch.stack(images), raw.targets
 
 
@@ -143,10 +136,6 @@ PLAIN = "red, green and blue between 0 and 1"
 
 def _as_tensor(image: Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
-
-
-def _size(image: Tensor) -> str:
-    return f"{image.shape[1]} x {image.shape[2]}"
 
 
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -173,10 +162,6 @@ def read_folder(
     Labels are the network's if `known` contains every class by name; else the classes' own names if these are whole
     numbers; else 0, 1, ... in alphabetical order. Held-out samples have the labels of the training samples' classes;
     `beside`: these, if the samples are held out and the training samples are in another folder.
-
-    Raises:
-        BadData: no classes, no files, both images and texts, a text that is not UTF-8, or a class that the training
-            samples do not have.
     """
     train = folder / "train" if (folder / "train").is_dir() else folder
     test = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None) if train != folder else None
@@ -211,10 +196,8 @@ def _labels(
         return {name: label for label, name in enumerate(classes)}
     if foreign := [name for name in classes if name not in beside]:
         has = ", ".join(list(beside)[:_SHOWN]) + ", ..." * (len(beside) > _SHOWN)
-        raise BadData(
-            f"{argument}: {folder} has a class {foreign[0]}, and the training samples have none of that name (they "
-            f"have {has}): rename it, or move it away"
-        )
+        lacks = f"the training samples have none of that name (they have {has})"
+        raise BadData(f"{argument}: {folder} has a class {foreign[0]}, and {lacks}: rename it, or move it away")
     return {name: beside[name] for name in classes}
 
 
@@ -243,9 +226,8 @@ def _files(folder: Path, argument: str) -> list[Path]:
     """Return all files under a folder; unlike `Path.rglob`, do not skip silently what cannot be read."""
 
     def unreadable(error: OSError) -> None:
-        raise BadData(
-            f"{argument}: {error.filename} cannot be read ({error.strerror}): change its permissions"
-        ) from error
+        unread = f"{argument}: {error.filename} cannot be read ({error.strerror})"
+        raise BadData(f"{unread}: change its permissions") from error
 
     if not folder.is_dir():  # a class without held-out samples
         return []
@@ -274,10 +256,8 @@ def imagenet(n: int = 100, test: int = 100, seed: int = 0, root: str | Path | No
         raise BadData(f"imagenet: {folder} holds texts, not images")
     there = len(raw.open)
     if n < 1 or test < 0 or there < n + test:
-        raise BadData(
-            f"imagenet: {n} training and {test} test images were requested, but {folder} has {there}: request fewer, "
-            f"or add images"
-        )
+        asked = f"{n} training and {test} test images were requested, but {folder} has {there}"
+        raise BadData(f"imagenet: {asked}: request fewer, or add images")
     chosen = torch.randperm(there, generator=torch.Generator().manual_seed(seed))[: n + test]
     squares = []
     for index in chosen:

@@ -141,11 +141,7 @@ class Source:
     classes: Mapping[str, int] = field(default_factory=dict)  #: labels by name, of a folder
 
     def drawn(self, count: int, seed: int = 0) -> Source:
-        """Return the same with `count` of the samples, drawn without replacement, in the data's order.
-
-        Raises:
-            BadInput: fewer than one sample, more than there are, or a loader or dicts, whose samples cannot be picked.
-        """
+        """Return the same with `count` of the samples, drawn without replacement, in the data's order."""
         data = self.data
         if not (isinstance(data, tuple) or (isinstance(data, Dataset) and isinstance(data, Sized))):
             raise BadInput("--samples: does not work with a DataLoader or dicts: return a Dataset, or (x, y)")
@@ -185,7 +181,20 @@ def load_data(
         return _from_file(spec, argument, preparation)
     name, colon, root = spec.partition(":")
     if name in MEANINGS:
-        return _named(name, root if colon else None, argument, preparation)
+        if colon and (not root or name in SYNTHETIC):
+            needed = "it has no files of its own: write the name alone" if name in SYNTHETIC else "write name:FOLDER"
+            raise BadData(f"{argument}: {name} cannot be read from {root!r}: {needed}")
+        place = root if colon else None
+        try:
+            if preparation is None or name not in PICTURES:
+                split = SYNTHETIC[name][0]() if name in SYNTHETIC else IMAGES[name](place)
+                return Source(split.train, split.test, split.description)
+            images = PICTURES[name](place)
+        except BadInput as error:
+            raise error.but(argument=argument, call="", what=str(error), remedy="") from error
+        parts = ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
+        train, held_out = (prepare(from_pixels(*part), preparation, argument) for part in parts)
+        return Source(train, held_out, images.source, preparation.description)
     folder = Path(spec).expanduser()
     if folder.is_dir():
         found = read_folder(folder, {} if preparation is None else preparation.labels, argument, classes)
@@ -193,29 +202,11 @@ def load_data(
         test = None if found.test is None else prepare(found.test, preparation, argument)
         return Source(prepare(found.train, preparation, argument), test, found.description, told, found.labels)
     if folder.exists():
-        raise BadData(
-            f"{argument}: data files such as {spec!r} are not read: write file.py:NAME, a function that returns "
-            f"{_FORMS}"
-        )
+        told = f"data files such as {spec!r} are not read: write file.py:NAME, a function that returns {_FORMS}"
+        raise BadData(f"{argument}: {told}")
     if os.sep in name:
         raise BadData(f"{argument}: there is no folder or file {name}")
     raise UnknownName.among("data set", name, MEANINGS, where="(not a folder or file.py:NAME either)")
-
-
-def _named(name: str, root: str | None, argument: str, preparation: NetworkPreparation | None) -> Source:
-    if root == "" or (root is not None and name in SYNTHETIC):
-        needed = "it has no files of its own: write the name alone" if name in SYNTHETIC else "write name:FOLDER"
-        raise BadData(f"{argument}: {name} cannot be read from {root!r}: {needed}")
-    try:
-        if preparation is None or name not in PICTURES:
-            split = SYNTHETIC[name][0]() if name in SYNTHETIC else IMAGES[name](root)
-            return Source(split.train, split.test, split.description)
-        images = PICTURES[name](root)
-    except BadInput as error:
-        raise error.but(argument=argument, call="", what=str(error), remedy="") from error
-    parts = ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
-    train, test = (prepare(from_pixels(*part), preparation, argument) for part in parts)
-    return Source(train, test, images.source, preparation.description)
 
 
 def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
@@ -223,10 +214,8 @@ def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None)
     found = user_code.load(spec, argument)
     if callable(found) and not isinstance(found, Dataset | DataLoader):
         if needed := user_code.needed_arguments(found):
-            raise BadData(
-                f"{argument}: {spec} needs the arguments {', '.join(needed)}, but is called without arguments: give "
-                "defaults"
-            )
+            told = f"{spec} needs the arguments {', '.join(needed)}, but is called without arguments: give defaults"
+            raise BadData(f"{argument}: {told}")
         found = user_code.guarded(found, f"{argument}: {spec}")
     told = user_code.short(spec)
     has_labels = isinstance(found, Mapping) and any(name in found for name in LABELS)  # a batch as transformers have it
@@ -253,28 +242,22 @@ def _pair(
 ) -> tuple[Samples, str]:
     """Return inputs and targets, and the preparation of the inputs in words."""
     targets = _tensors(y, f"{argument}: the targets of {spec}")
-    raw = _raw(x, targets)
+    # A list of texts or of Pillow's images is prepared
+    raw: Raw | None = None
+    if isinstance(x, list) and x and isinstance(targets, Tensor):
+        pillow = sys.modules.get("PIL.Image")  # whoever made the images has imported it
+        if all(isinstance(one, str) for one in x):
+            raw = RawTexts(x, targets)
+        elif pillow and all(isinstance(one, pillow.Image) for one in x):
+            raw = RawImages([one.copy for one in x], targets)
     inputs = _tensors(x, f"{argument}: the inputs of {spec}") if raw is None else x
     lengths = [len(t) for t in (inputs, targets) if isinstance(t, Tensor | list) and (isinstance(t, list) or t.ndim)]
     if len(lengths) == 2 and lengths[0] != lengths[1]:
-        raise BadData(
-            f"{argument}: {spec} returned {lengths[0]} inputs and {lengths[1]} targets: return as many of each"
-        )
+        told = f"{lengths[0]} inputs and {lengths[1]} targets"
+        raise BadData(f"{argument}: {spec} returned {told}: return as many of each")
     if raw is None:
         return (inputs, targets), ""
     return prepare(raw, preparation, argument), PLAIN if preparation is None else preparation.description
-
-
-def _raw(x: object, targets: object) -> Raw | None:
-    """Return a list of texts or of Pillow's images; None for anything else."""
-    if not (isinstance(x, list) and x and isinstance(targets, Tensor)):
-        return None
-    if all(isinstance(one, str) for one in x):
-        return RawTexts(x, targets)
-    pillow = sys.modules.get("PIL.Image")  # whoever made the images has imported it
-    if pillow and all(isinstance(one, pillow.Image) for one in x):
-        return RawImages([one.copy for one in x], targets)
-    return None
 
 
 def _tensors(values: object, what: str) -> object:
@@ -344,10 +327,9 @@ class UserData:
         """
         samples = _read(self.source, self.held_out)
         if _contents(*samples) != self.contents:
-            raise BadData(
-                f"data: {self.name} returns other samples than when the study began: was it changed, or does it draw "
-                f"random numbers from a generator without a seed? Each call must return the same samples"
-            )
+            other = f"{self.name} returns other samples than when the study began"
+            cause = "was it changed, or does it draw random numbers from a generator without a seed?"
+            raise BadData(f"data: {other}: {cause} Each call must return the same samples")
         return self.split(samples)
 
     def split(self, samples: ReadSamples) -> Split:
@@ -389,10 +371,8 @@ def _read(source: str, held_out: str | None) -> ReadSamples:
     with seeded(_SEED):
         found = load_data(source, "data")
         train = _gathered(found.data, f"data: {user_code.short(source)}")
-    test = found.test
-    if held_out is not None:
-        with seeded(_SEED):
-            test = load_data(held_out, "test", classes=found.classes).data
+    with seeded(_SEED):
+        test = found.test if held_out is None else load_data(held_out, "test", classes=found.classes).data
     if test is None:
         return train, None
     with seeded(_SEED):
@@ -403,10 +383,9 @@ def _read(source: str, held_out: str | None) -> ReadSamples:
             f"{'numbers' if part.is_floating_point() else 'class labels'} of shape {tuple(part.shape)}"
             for part in (y, test_y)
         )
-        raise BadData(
-            f"data: the targets of {user_code.short(source)} are {one}, those of the test data {other}: give both in "
-            f"one form, such as y.long() for labels or y.float() for a regression"
-        )
+        unlike = f"the targets of {user_code.short(source)} are {one}, those of the test data {other}"
+        mend = "give both in one form, such as y.long() for labels or y.float() for a regression"
+        raise BadData(f"data: {unlike}: {mend}")
     return train, others
 
 
@@ -420,10 +399,8 @@ def _gathered(samples: Samples, what: str) -> Pair:
         raise BadData(f"{what}: a study needs pairs of tensors (inputs, targets); dicts and several inputs do not work")
     x, y = pair
     if x.ndim < 2 or len(x) != len(y) or len(x) < 2:
-        raise BadData(
-            f"{what}: expected inputs of shape (n, ...) and n targets, n at least 2, got {tuple(x.shape)} and "
-            f"{tuple(y.shape)}"
-        )
+        expected, got = "inputs of shape (n, ...) and n targets, n at least 2", f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise BadData(f"{what}: expected {expected}, got {got}")
     x = x.float() if x.is_floating_point() else x
     if y.is_floating_point():
         return x.detach(), y.detach().float().reshape(len(y), -1)

@@ -90,19 +90,12 @@ def clusters(separation: float = 4.0, n: int = 500, test: int = 4500, seed: int 
     drawn = mixture(separation, generator)
     x, y = drawn.sample(n, generator)
     test_x, test_y = drawn.sample(test, generator)
-    return Split(
-        name="clusters",
-        x=x.to(torch.float32),
-        y=y,
-        test_x=test_x.to(torch.float32),
-        test_y=test_y,
-        classes=2,
-        description=(
-            f"4 Gaussian clusters, two a class, in 6 dimensions, their nearest centres {separation:g} apart, and 2 "
-            f"features that are combinations of the 6 (relative2021 C.1); seed {seed}, {n} samples to train on and "
-            f"{test} to test"
-        ),
+    described = (
+        f"4 Gaussian clusters, two a class, in 6 dimensions, their nearest centres {separation:g} apart, and 2 "
+        f"features that are combinations of the 6 (relative2021 C.1); seed {seed}, {n} samples to train on and "
+        f"{test} to test"
     )
+    return Split("clusters", x.to(torch.float32), y, test_x.to(torch.float32), test_y, 2, described)
 
 
 def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
@@ -160,22 +153,27 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
     """
     if not 0 < reach < 1:
         raise BadInput(f"inverted(reach={reach}): expected a number between 0 and 1")
-    layers = _layers(network)
+    layers = list(network) if isinstance(network, nn.Sequential) else []
+    others = [type(m).__name__ for m in layers if not isinstance(m, nn.Linear | nn.Tanh)]
+    if others or not any(isinstance(m, nn.Linear) for m in layers):
+        found = f"has {', '.join(sorted(set(others)))}" if others else f"is a {type(network).__name__}"
+        expected = f"expected an nn.Sequential of Linear and Tanh; this one {found}"
+        raise BadModel(expected, argument="network", call="inverted")
+    if any(isinstance(below, nn.Tanh) and isinstance(above, nn.Tanh) for below, above in pairwise(layers)):
+        raise BadModel("two Tanh in a row; put a Linear between them", argument="network", call="inverted")
+    # Features that the network can give
     wanted = torch.cat([features.x, features.test_x]).double()
     last = next(m for m in reversed(layers) if isinstance(m, nn.Linear))
     if wanted.ndim != 2 or wanted.shape[1] != last.out_features:
-        raise BadInput(
-            f"inverted(features=...): expected features of shape (n, {last.out_features}), the network's outputs; "
-            f"these are {tuple(wanted.shape)}"
-        )
+        expected = f"expected features of shape (n, {last.out_features}), the network's outputs"
+        raise BadInput(f"inverted(features=...): {expected}; these are {tuple(wanted.shape)}")
     if not wanted.isfinite().all():
         raise BadInput("some features are NaN or inf", argument="features", call="inverted")
     largest, ends = float(wanted.abs().max()), isinstance(layers[-1], nn.Tanh)
     # the network from its outputs to its inputs; each layer is factorised once
-    under = [None, *layers]
     solvers = [
         _Solver(layer, boxed=isinstance(below, nn.Tanh)) if isinstance(layer, nn.Linear) else None
-        for below, layer in zip(under, layers, strict=False)
+        for below, layer in pairwise([None, *layers])
     ]
 
     def back(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,16 +185,13 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
 
     if scale is not None:  # as it is, or refused
         if ends and largest * scale >= 1:
-            raise BadInput(
-                f"inverted(scale={scale:g}): scaled features reach {largest * scale:.3g}, and a tanh stays below 1: "
-                f"lower the scale"
-            )
+            reached = f"scaled features reach {largest * scale:.3g}, and a tanh stays below 1"
+            raise BadInput(f"inverted(scale={scale:g}): {reached}: lower the scale")
         used, scaled = scale, wanted * scale
         inputs, clipped = back(scaled)
         if clipped.any():
-            raise BadInput(
-                f"inverted(scale={scale:g}): {int(clipped.sum())} samples have no such inputs: lower the scale"
-            )
+            lost = int(clipped.sum())
+            raise BadInput(f"inverted(scale={scale:g}): {lost} samples have no such inputs: lower the scale")
     else:  # lowered until no sample is clipped; if none does, the first one
         first = min(1.0, reach / largest) if ends else 1.0
         for factor in (*(SHRINK**shrunk for shrunk in range(SHRINKS + 1)), 1.0):
@@ -239,10 +234,8 @@ def inverted_clusters(
     if fold is not None:
         total = n + test
         if total % test or not 0 <= fold < total // test:
-            raise BadInput(
-                f"inverted_clusters(fold={fold}): {total} samples in parts of {test} give the folds 0 to "
-                f"{total // test - 1}"
-            )
+            folds = f"{total} samples in parts of {test} give the folds 0 to {total // test - 1}"
+            raise BadInput(f"inverted_clusters(fold={fold}): {folds}")
         x, y = torch.cat([features.test_x, features.x]), torch.cat([features.test_y, features.y])
         held = torch.zeros(total, dtype=torch.bool)
         held[fold * test : (fold + 1) * test] = True
@@ -250,20 +243,6 @@ def inverted_clusters(
         features = replace(features, x=x[~held], y=y[~held], test_x=x[held], test_y=y[held], description=said)
     network = MLP.feature_extractor(seed, init="xavier_uniform").build()
     return inverted(features, network, scale=CLUSTER_SCALE).split
-
-
-def _layers(network: nn.Sequential) -> list[nn.Module]:
-    layers = list(network) if isinstance(network, nn.Sequential) else []
-    others = [type(m).__name__ for m in layers if not isinstance(m, nn.Linear | nn.Tanh)]
-    if others or not any(isinstance(m, nn.Linear) for m in layers):
-        found = f"has {', '.join(sorted(set(others)))}" if others else f"is a {type(network).__name__}"
-        raise BadModel(
-            f"expected an nn.Sequential of Linear and Tanh; this one {found}", argument="network", call="inverted"
-        )
-    for below, above in pairwise(layers):
-        if isinstance(below, nn.Tanh) and isinstance(above, nn.Tanh):
-            raise BadModel("two Tanh in a row; put a Linear between them", argument="network", call="inverted")
-    return layers
 
 
 class _Solver:
@@ -327,22 +306,13 @@ def eight_points(targets: Sequence[float] | None = None, seed: int = 0, grid: in
         raise BadInput(f"eight_points(grid={grid}): expected at least {FEWEST_GRID} test inputs")
     x, dense = np.linspace(0, 1, POINTS), np.linspace(0, 1, grid)
     given = f"drawn with seed {seed}" if targets is None else "given"
-    return Split(
-        name="eight_points",
-        x=_column(x),
-        y=_column(y),
-        test_x=_column(dense),
-        test_y=_column(CubicSpline(x, y, bc_type="natural")(dense)),
-        classes=0,
-        description=(
-            f"8 inputs evenly spaced on [0, 1], targets {given} (the paper, sharpening C.3, prints none); tested on "
-            f"{grid} points of the natural cubic spline through them"
-        ),
+    described = (
+        f"8 inputs evenly spaced on [0, 1], targets {given} (the paper, sharpening C.3, prints none); tested on "
+        f"{grid} points of the natural cubic spline through them"
     )
-
-
-def _column(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
-    return torch.from_numpy(values).to(torch.float32).unsqueeze(1)
+    columns = (x, y, dense, CubicSpline(x, y, bc_type="natural")(dense))
+    inputs, targets_of, test_x, test_y = (torch.from_numpy(c).to(torch.float32).unsqueeze(1) for c in columns)
+    return Split("eight_points", inputs, targets_of, test_x, test_y, 0, described)
 
 
 SHEET = 5  #: entries of a point of the curved sheet
@@ -375,12 +345,6 @@ def law_of(name: str) -> tuple[Distribution, Target]:
 
     On a cube it is cos(pi t), t the mean of the entries: ||w|| = pi / sqrt(d). On a sphere it is -sin(pi x_1 / 2). On
     the sheet w is 2.5 times the unit vector along the image of the square's diagonal: the values are less than 2 apart.
-
-    >>> law, wave = law_of("square")
-    >>> wave(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])).flatten().round(decimals=12).abs().tolist()
-    [1.0, 0.0, 1.0]
-    >>> round(wave.lipschitz / math.pi * 2**0.5, 12)
-    1.0
     """
     if name in ("interval", "square", "cube"):
         d = 1 + ("interval", "square", "cube").index(name)
@@ -418,25 +382,13 @@ def waves(law: str, n: int = 300, test: int = 1000, seed: int = 0) -> Split:
         raise BadInput(f"waves(n={n}, test={test}): expected at least 1 sample of each")
     generator = torch.Generator().manual_seed(seed)
     x, test_x = (distribution.sample(count, generator).to(torch.float32) for count in (n, test))
-    return Split(
-        name=f"waves_{law}",
-        x=x,
-        y=target(x).to(torch.float32),
-        test_x=test_x,
-        test_y=target(test_x).to(torch.float32),
-        classes=0,
-        description=f"a wave on {RECIPES[law]}; seed {seed}, {n} samples to train on and {test} to test",
-        distribution=distribution,
-        target=target,
-    )
+    y, test_y = (target(inputs).to(torch.float32) for inputs in (x, test_x))
+    described = f"a wave on {RECIPES[law]}; seed {seed}, {n} samples to train on and {test} to test"
+    return Split(f"waves_{law}", x, y, test_x, test_y, 0, described, distribution, target)
 
 
 def widest(law: str, probes: int = 4096) -> float:
-    """Return the largest difference met between values of the wave, on extreme points and samples: a lower bound.
-
-    >>> widest("cube"), 1.99 < widest("sphere") <= 2
-    (2.0, True)
-    """
+    """Return the largest difference met between values of the wave, on extreme points and samples: a lower bound."""
     distribution, target = law_of(law)
     generator = torch.Generator().manual_seed(0)
     x = torch.cat([distribution.extreme_points(probes, generator), distribution.sample(probes, generator)])

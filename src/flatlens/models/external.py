@@ -162,12 +162,10 @@ def _of_tokenizer(tokenizer: Any, network: nn.Module, labels: Mapping[str, int])
     longest = min(int(limit) for limit in limits if limit)
 
     def encode(texts: Sequence[str]) -> dict[str, Tensor]:
-        found = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
-        return dict(found)
+        return dict(tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt"))
 
     named = f"its own tokenizer ({type(tokenizer).__name__}): padded to the longest text, cut at {longest} tokens"
-    causal = type(network).__name__.endswith(("LMHeadModel", "ForCausalLM"))
-    if causal:
+    if causal := type(network).__name__.endswith(("LMHeadModel", "ForCausalLM")):
         remarks.append("each token's target is the next one")
     return TextPreparation(encode, "; ".join([named, *remarks]), labels, causal)
 
@@ -221,7 +219,17 @@ def load_model(spec: str, weights: WhichWeights = "trained") -> Named:
     """
     kind, _, name = spec.partition(":")
     if user_code.is_userfile(spec):
-        return Named(_from_file(spec), f"from {user_code.short(spec)}")
+        model = user_code.load(spec, "MODEL")
+        if not isinstance(model, nn.Module):
+            if not callable(model):
+                raise BadModel(f"{spec} is a {type(model).__name__}; it must be a function that returns the network")
+            if needed := user_code.needed_arguments(model):
+                given = f"needs the arguments {', '.join(needed)}, but is called without arguments"
+                raise BadModel(f"{spec} {given}: give defaults")
+            model = user_code.guarded(model, f"MODEL: {spec}")
+        if not isinstance(model, nn.Module):
+            raise BadModel(f"{spec} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        return Named(model, f"from {user_code.short(spec)}")
     if kind == "timm" and name:
         return _from_timm(name, weights)
     if kind == "hf" and name:
@@ -236,37 +244,19 @@ def load_model(spec: str, weights: WhichWeights = "trained") -> Named:
     raise BadModel(f"{spec!r} is none of: {_FORMS}{hint}")
 
 
-def _from_file(spec: str) -> nn.Module:
-    named = user_code.load(spec, "MODEL")
-    if isinstance(named, nn.Module):
-        return named
-    if not callable(named):
-        raise BadModel(f"{spec} is a {type(named).__name__}; it must be a function that returns the network")
-    needed = user_code.needed_arguments(named)
-    if needed:
-        given = f"needs the arguments {', '.join(needed)}, but is called without arguments"
-        raise BadModel(f"{spec} {given}: give defaults")
-    model = user_code.guarded(lambda: named(), f"MODEL: {spec}")
-    if not isinstance(model, nn.Module):
-        raise BadModel(f"{spec} returned a {type(model).__name__}; it must return a torch.nn.Module")
-    return model
-
-
 def _from_timm(written: str, weights: WhichWeights) -> Named:
     spec = f"timm:{written}"
     timm = _extra("timm", "timm", spec)
     name, options = _with_options(written, spec)
     architecture = name.partition(".")[0]
-    if "/" not in name and ":" not in name:  # else a repository, or a folder, as timm spells them
-        if not timm.is_model(architecture):
-            # of more than a thousand names the nearest, or those with the same beginning if none is near
-            known = timm.list_models()
-            near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
-            near = near or [one for one in known if one[:3] == architecture[:3]][:5] or known[:5]
-            raise UnknownName.among("network", architecture, near, where="of timm")
-        exists = timm.is_model_pretrained(name)
-    else:
-        exists = True
+    elsewhere = "/" in name or ":" in name  # a repository, or a folder, as timm spells them
+    if not (elsewhere or timm.is_model(architecture)):
+        # of more than a thousand names the nearest, or those with the same beginning if none is near
+        known = timm.list_models()
+        near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
+        near = near or [one for one in known if one[:3] == architecture[:3]][:5] or known[:5]
+        raise UnknownName.among("network", architecture, near, where="of timm")
+    exists = elsewhere or timm.is_model_pretrained(name)
     pretrained = weights == "trained" and exists
     network = _built(lambda: timm.create_model(name, pretrained=pretrained, **options), spec, hub=pretrained)
     remark = f"timm has no trained weights for {name}: they are {RANDOM}" if weights == "trained" and not exists else ""
@@ -287,11 +277,19 @@ def _from_transformers(written: str, weights: WhichWeights) -> Named:
         wanted = wanted[0] if isinstance(wanted, list | tuple) and wanted else wanted or ""
         known = isinstance(wanted, str) and wanted.isidentifier()
         kind: Any = getattr(transformers, wanted, None) if known else None
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        ours = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if not ours:
             raise BadModel(f"{spec}: transformers knows no architecture {wanted!r} (from its config.json)")
         # its network, with its weights if there are any
         if weights == "trained" and (not local or any((Path(name) / file).is_file() for file in IN_A_FOLDER)):
-            network, remark = _trained(kind, name, config, spec, hub=not local)
+            # safetensors alone: a .bin file would be a pickle
+            how = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True, **NO_CODE}
+            make = partial(kind.from_pretrained, name, config=config, **how)
+            network, info = _built(make, spec, hub=not local)
+            if unlike := sorted(str(one[0]) for one in info["mismatched_keys"]):
+                raise BadModel(f"{spec}: its weights have other shapes than its config.json says: {_some(unlike)}")
+            missing = sorted(info["missing_keys"])
+            remark = f"{name} has no weights for {_some(missing)}: these are {RANDOM}" if missing else ""
             source = f"of {Path(name).resolve().name if local else name}"
         else:
             network, source = _built(lambda: kind(config), spec), RANDOM
@@ -330,17 +328,6 @@ def _configured(
             config.architectures = [(head[0] if isinstance(head, tuple) else head).__name__]
             break
     return config, f"the hub cannot be reached: transformers' default configuration of a {name} is taken"
-
-
-def _trained(kind: Any, name: str, config: Any, spec: str, *, hub: bool) -> tuple[nn.Module, str]:
-    """Return the network with its weights, and a remark on parameters without weights."""
-    # safetensors alone: a .bin file would be a pickle
-    how = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True, **NO_CODE}
-    network, info = _built(partial(kind.from_pretrained, name, config=config, **how), spec, hub=hub)
-    if unlike := sorted(str(one[0]) for one in info["mismatched_keys"]):
-        raise BadModel(f"{spec}: its weights have other shapes than its config.json says: {_some(unlike)}")
-    missing = sorted(info["missing_keys"])
-    return network, f"{name} has no weights for {_some(missing)}: these are {RANDOM}" if missing else ""
 
 
 def _some(names: list[str]) -> str:
@@ -383,9 +370,8 @@ def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str =
             except BadInput as error:
                 if there:
                     raise
-                raise BadModel(
-                    f"{spec}: its {what} are not on this machine, and the hub cannot be reached{MENDS[what]}"
-                ) from error
+                told = f"its {what} are not on this machine, and the hub cannot be reached{MENDS[what]}"
+                raise BadModel(f"{spec}: {told}") from error
 
 
 def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
@@ -404,9 +390,8 @@ def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
             raise ValueError
         return name, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError, AssertionError) as error:
-        raise BadModel(
-            f"{spec}: write options as NAME=VALUE with plain values, such as timm:resnet18(num_classes=10)"
-        ) from error
+        mend = "write options as NAME=VALUE with plain values, such as timm:resnet18(num_classes=10)"
+        raise BadModel(f"{spec}: {mend}") from error
 
 
 def _extra(package: str, extra: str, spec: str) -> ModuleType:
@@ -445,9 +430,8 @@ class Published:
     def __post_init__(self) -> None:
         check(self, weights=("trained", "random"))
         if not self.name.startswith(("timm:", "hf:")):
-            raise BadModel(
-                "expected timm:NAME, hf:NAME or hf:FOLDER", argument="name", value=self.name, call="Published"
-            )
+            forms = "expected timm:NAME, hf:NAME or hf:FOLDER"
+            raise BadModel(forms, argument="name", value=self.name, call="Published")
 
     def build(self) -> nn.Module:
         """Return the network on the CPU; its weights come from the hub or from the local cache.
@@ -467,13 +451,9 @@ class AsTrained(nn.Module):
     std: Tensor
 
     def __init__(
-        self,
-        network: nn.Module,
-        size: tuple[int, int, int] | None,
-        mean: tuple[float, ...] | None,
-        std: tuple[float, ...] | None,
-        sigmoid: bool,
-    ) -> None:
+        self, network: nn.Module, size: tuple[int, ...] | None, mean: Sequence[float] | None,
+        std: Sequence[float] | None, sigmoid: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.network = network
         self.size = None if size is None else tuple(size[1:])
@@ -573,7 +553,6 @@ def _function(spec: str) -> Any:
         changed = f"the code of {user_code.short(spec)} has changed since this process read it"
         raise BadModel(changed, remedy="start it again", call="")
     if isinstance(found, nn.Module) or not callable(found):
-        raise BadModel(
-            f"{spec} is a {type(found).__name__}; a study needs a function that builds a new network each time", call=""
-        )
+        needed = "a study needs a function that builds a new network each time"
+        raise BadModel(f"{spec} is a {type(found).__name__}; {needed}", call="")
     return found

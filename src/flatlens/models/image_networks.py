@@ -48,15 +48,13 @@ class LeNet5(Drawn):
 
     def _design(self) -> nn.Sequential:
         activation, pool = ACTIVATIONS[self.activation], _POOLINGS[self.pooling]
-        parts: OrderedDict[str, nn.Module] = OrderedDict()
-        parts["conv1"] = nn.Conv2d(self.channels, 6, 5, padding=(32 - self.image) // 2)
-        parts["act1"], parts["pool1"] = activation(), pool(2)
-        parts["conv2"] = nn.Conv2d(6, 16, 5)
-        parts["act2"], parts["pool2"] = activation(), pool(2)
-        parts["flatten"] = nn.Flatten()
-        parts["fc1"], parts["act3"] = nn.Linear(16 * 5 * 5, 120), activation()
-        parts["fc2"], parts["act4"] = nn.Linear(120, 84), activation()
-        parts["fc3"] = nn.Linear(84, self.classes)
+        first = nn.Conv2d(self.channels, 6, 5, padding=(32 - self.image) // 2)
+        parts = OrderedDict[str, nn.Module](
+            conv1=first, act1=activation(), pool1=pool(2),
+            conv2=nn.Conv2d(6, 16, 5), act2=activation(), pool2=pool(2), flatten=nn.Flatten(),
+            fc1=nn.Linear(16 * 5 * 5, 120), act3=activation(),
+            fc2=nn.Linear(120, 84), act4=activation(), fc3=nn.Linear(84, self.classes),
+        )  # fmt: skip
         return nn.Sequential(parts)
 
 

@@ -148,9 +148,5 @@ def sine(x: Tensor) -> Tensor:
 
 
 def midpoints(count: int) -> Tensor:
-    """Return the midpoints of `count` equal parts of (0, 1), shape (count, 1).
-
-    >>> midpoints(2).tolist()
-    [[0.25], [0.75]]
-    """
+    """Return the midpoints of `count` equal parts of (0, 1), shape (count, 1)."""
     return ((torch.arange(count, dtype=torch.float32) + 0.5) / count)[:, None]

@@ -66,29 +66,28 @@ def read_weights(path: str | os.PathLike[str], key: str | None = None) -> Weight
         file = found
     elif not file.is_file():
         raise BadWeights(f"there is no file {str(path)!r}")
-    return Weights(_read_shards(file)) if file.name.endswith(INDEX_SUFFIX) else _read_file(file, key)
-
-
-def _read_shards(index: Path) -> dict[str, Tensor]:
+    if not file.name.endswith(INDEX_SUFFIX):
+        return _read_file(file, key)
+    # The shards that an index names
     try:
-        places = json.loads(index.read_text())["weight_map"]
+        places = json.loads(file.read_text())["weight_map"]
         shards = sorted(set(places.values()))
         if not shards or not all(isinstance(shard, str) for shard in shards):
             raise TypeError("expected file names")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadWeights(f"{index} is not the index of a sharded file (no readable weight_map)") from error
+        raise BadWeights(f"{file} is not the index of a sharded file (no readable weight_map)") from error
     state: dict[str, Tensor] = {}
     for shard in shards:
         if shard in ("", "..") or Path(shard).name != shard:  # an index must not lead out of its folder
-            raise BadWeights(f"{index} names the shard {shard!r}, which is not in its own folder")
-        if not (index.parent / shard).is_file():
-            raise BadWeights(f"the shard {shard} that {index} names is missing ({len(shards)} shards in all)")
-        state |= _read_file(index.parent / shard).tensors
+            raise BadWeights(f"{file} names the shard {shard!r}, which is not in its own folder")
+        if not (file.parent / shard).is_file():
+            raise BadWeights(f"the shard {shard} that {file} names is missing ({len(shards)} shards in all)")
+        state |= _read_file(file.parent / shard).tensors
     absent = sorted(set(places) - set(state))
     if absent:
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
-        raise BadWeights(f"{index} lists {absent[0]}{more}, but no shard has it", remedy="download the files again")
-    return state
+        raise BadWeights(f"{file} lists {absent[0]}{more}, but no shard has it", remedy="download the files again")
+    return Weights(state)
 
 
 def _read_file(file: Path, key: str | None = None) -> Weights:
@@ -127,10 +126,8 @@ _NO_WEIGHTS = "is not a weights file: give a safetensors file, or a state_dict s
 
 
 def _require_sound(file: Path) -> None:
-    """Refuse an archive in which some checksums fit and others do not; torch itself reads none of them.
-
-    With `torch.serialization.set_crc32_options(False)` it writes none that fits.
-    """
+    """Refuse an archive in which some checksums fit and others do not; torch itself reads none of them."""
+    # With `torch.serialization.set_crc32_options(False)` torch writes none that fits
     broken, sound = "", False
     try:
         with zipfile.ZipFile(file) as archive:
@@ -270,14 +267,23 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     tensors = {k: chosen[k.replace(COMPILED, "")] for k in own if k.replace(COMPILED, "") in chosen}
     _check_tensors(tensors, own, Path(path))
     for tie in names.ties:
-        first, *others = sorted(tie & chosen.keys()) or [""]
-        if other := next((other for other in others if not _equal(chosen[first], chosen[other])), None):
-            raise BadWeights(
-                f"{path} has different values for {first} and {other}, but the network uses one tensor for both (tied "
-                "weights): build it without tying"
-            )
+        first, *more = sorted(tie & chosen.keys()) or [""]
+        if other := next((other for other in more if not _equal(chosen[first], chosen[other])), None):
+            tied = "the network uses one tensor for both (tied weights): build it without tying"
+            raise BadWeights(f"{path} has different values for {first} and {other}, but {tied}")
     changed = _put(model, tensors, own, Path(path))
-    return _remarks(read, state, used, tensors, own) + changed
+    # remarks on what the file holds beside them, and on what was rounded
+    remarks = []
+    if read.key and read.others:
+        others = _some(list(read.others))
+        remarks.append(f"weights read from {read.key!r} of the file, which also holds {others}: --prefix chooses")
+    if left := sorted(name for name in state if not name.startswith(used)):
+        remarks.append(f"left out of the weights, as their names do not begin with {used!r}: {_some(left)}")
+    rounded = [k for k, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize > own[k].dtype.itemsize]
+    if rounded:
+        kinds = f"{tensors[rounded[0]].dtype} in the file, {own[rounded[0]].dtype} in the network"
+        remarks.append(f"weights rounded to fit ({kinds}): {_some(rounded)}".replace("torch.", ""))
+    return remarks + changed
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> list[str]:
@@ -364,10 +370,9 @@ def _advice(state: Mapping[str, Tensor], path: Path, others: Sequence[str], name
     for name in names.known:
         prefix = name.removesuffix(anchor)
         if name.endswith(anchor) and prefix and {prefix + n for n in state} == names.known:
-            return (
-                f"; every name would fit with {prefix!r} in front: the file holds only the network's part "
-                f"{prefix[:-1]!r}: load it into that part in your own function"
-            )
+            holds = f"the file holds only the network's part {prefix[:-1]!r}"
+            fits = f"; every name would fit with {prefix!r} in front"
+            return f"{fits}: {holds}: load it into that part in your own function"
     # another state dict of the file may fit
     for other in others:
         state = _uncompiled(read_weights(path, other))
@@ -396,31 +401,11 @@ def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], pat
     codes = [k for k in tensors if k in inexact and not (tensors[k].is_floating_point() or tensors[k].is_complex())]
     if codes:
         kind = str(tensors[codes[0]].dtype).removeprefix("torch.")
-        raise BadWeights(
-            f"{path} holds integers ({kind}) where the network has floating numbers",
-            remedy=f"{_some(codes)}: dequantise the network, then save its weights",
-        )
+        mend = f"{_some(codes)}: dequantise the network, then save its weights"
+        raise BadWeights(f"{path} holds integers ({kind}) where the network has floating numbers", remedy=mend)
     complex_ones = [k for k, tensor in tensors.items() if tensor.is_complex() and not own[k].is_complex()]
     if complex_ones:
         raise BadWeights(f"{path} holds complex numbers where the network has real ones: {_some(complex_ones)}")
-
-
-def _remarks(
-    read: Weights, state: Mapping[str, Tensor], used: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> list[str]:
-    remarks = []
-    if read.key and read.others:
-        remarks.append(
-            f"weights read from {read.key!r} of the file, which also holds {_some(list(read.others))}: --prefix chooses"
-        )
-    left = sorted(name for name in state if not name.startswith(used))
-    if left:
-        remarks.append(f"left out of the weights, as their names do not begin with {used!r}: {_some(left)}")
-    rounded = [k for k, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize > own[k].dtype.itemsize]
-    if rounded:
-        kinds = f"{tensors[rounded[0]].dtype} in the file, {own[rounded[0]].dtype} in the network"
-        remarks.append(f"weights rounded to fit ({kinds}): {_some(rounded)}".replace("torch.", ""))
-    return remarks
 
 
 def _some(names: list[str]) -> str:
