@@ -52,11 +52,8 @@ class TrainingData:
         return [float(values.to(torch.float64).mean()), accuracy(outputs, self.y)]
 
     def surely_above(self, bound: float) -> bool:
-        """Return whether the samples whose losses were largest at the last look prove that the loss is above `bound`.
-
-        Losses are not negative, so their sum over n is at most the loss over all data. If they proved nothing when they
-        were last seen, they are not tried.
-        """
+        """Return whether the samples with the largest losses at the last look prove that the loss is above `bound`."""
+        # Losses are not negative: their sum over n is at most the loss of all. What proved nothing is not tried again
         by_batch = any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self.model.modules())
         if self.hardest is None or not self.shown > bound or by_batch:
             return False
@@ -108,10 +105,8 @@ def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
         with evaluating(model), torch.no_grad():
             outputs = model(x[:1].clone())
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        why = typed_line(error, 200)
-        raise BadModel(
-            f"forward failed on the first sample of {what}=... ({why}): do its shape and dtype fit?", call="train"
-        ) from error
+        failed = f"forward failed on the first sample of {what}=... ({typed_line(error, 200)})"
+        raise BadModel(f"{failed}: do its shape and dtype fit?", call="train") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise BadModel(f"expected outputs of shape (n, N), got {got}", call="train")
@@ -123,14 +118,11 @@ def require_trainable(model: nn.Module, data: Pair, settings: Training) -> None:
     x, y = data
     n = max(len(x), 1)
     if settings.until.accuracy is not None and y.is_floating_point():
-        raise BadInput(
-            "Until(accuracy=...): accuracy needs integer class labels, and the targets are not: leave accuracy out"
-        )
+        needed = "accuracy needs integer class labels, and the targets are not: leave accuracy out"
+        raise BadInput(f"Until(accuracy=...): {needed}")
     if any(isinstance(p, InputJacobian) for p in settings.penalties) and not x.is_floating_point():
-        raise BadInput(
-            "InputJacobian: the inputs are not floating numbers, so there is no derivative with respect to them: leave "
-            "this penalty out"
-        )
+        whole = "the inputs are not floating numbers, so there is no derivative with respect to them"
+        raise BadInput(f"InputJacobian: {whole}: leave this penalty out")
     if settings.mixup is not None and not x.is_floating_point():
         raise BadInput("Mixup: the inputs are not floating numbers and cannot be averaged: leave mixup out")
     if not any(p.requires_grad for p in model.parameters()):
@@ -140,10 +132,9 @@ def require_trainable(model: nn.Module, data: Pair, settings: Training) -> None:
     ghost = settings.ghost_batch or batch
     parts = {min(ghost, size - start) for size in (batch, last) for start in range(0, size, ghost)}
     if 1 in parts and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise BadInput(
-            f"Training(batch_size={settings.batch_size}, ghost_batch={settings.ghost_batch}): with {n} samples, the "
-            f"last batch has one sample, which BatchNorm cannot normalise: choose a size that leaves no rest of 1"
-        )
+        sizes = f"Training(batch_size={settings.batch_size}, ghost_batch={settings.ghost_batch})"
+        alone = f"with {n} samples, the last batch has one sample, which BatchNorm cannot normalise"
+        raise BadInput(f"{sizes}: {alone}: choose a size that leaves no rest of 1")
 
 
 @contextmanager

@@ -81,13 +81,10 @@ class TrainingLoss:
             return y.reshape(len(y), N).to(outputs.dtype)
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
-            raise BadData(
-                f"expected labels from 0 to {N - 1}, since the network has {count_of(N, 'output')}; got {met}. Whole "
-                "numbers are class labels",
-                argument=what,
-                remedy="y.float() makes them targets of a regression, y.argmax(1) turns one-hot rows into labels",
-                call="train",
-            )
+            expected = f"expected labels from 0 to {N - 1}, since the network has {count_of(N, 'output')}; got {met}"
+            mend = "y.float() makes them targets of a regression, y.argmax(1) turns one-hot rows into labels"
+            whole = f"{expected}. Whole numbers are class labels"
+            raise BadData(whole, argument=what, remedy=mend, call="train")
         return smoothed(F.one_hot(y.long(), N).to(outputs.dtype), self.label_smoothing)
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -221,8 +218,19 @@ class RelativeFlatness:
         slopes = torch.autograd.grad(
             seen.outputs, [call.z for call in calls], seen.loss.curved(seen.outputs, u), create_graph=True
         )
-        found = [_squared_norm(call, slope, len(u)) for call, slope in zip(calls, slopes, strict=True)]
-        return torch.stack(found).sum() / len(u)
+        found, n = [], len(u)
+        for call, slope in zip(calls, slopes, strict=True):
+            # sum_i ||W^T M_i||_F^2 with M_i = sum_p slope_ip (x) phi_ip; no m x m product is formed
+            assert is_linear(call.module)
+            layer = layer_of(call.module)
+            W, phi, J = layer.matrix(call.module.weight), layer.patches(call.x, n), layer.by_position(slope, n)
+            if phi.shape[-1] == 1:  # one position: M is of rank one
+                back = torch.einsum("gdm,ngd->ngm", W, J[..., 0])
+                found.append((phi.square().sum((2, 3)) * back.square().sum(2)).sum())
+            else:
+                M = J @ phi.mT
+                found.append((M * torch.einsum("gde,ngem->ngdm", W @ W.mT, M)).sum())
+        return torch.stack(found).sum() / n
 
     def _chosen(self, calls: Mapping[str, Call]) -> list[Call]:
         known = list(dict.fromkeys(call.name for call in calls.values()))
@@ -234,25 +242,9 @@ class RelativeFlatness:
             if name not in known:
                 raise UnknownName.among("linear layer", name, known)
             if f"{name}:1" in calls:
-                raise BadModel(
-                    f"the layer {name!r} is used more than once in forward()",
-                    argument="RelativeFlatness",
-                    remedy="leave it out of layers=",
-                    call="",
-                )
+                again, mend = f"the layer {name!r} is used more than once in forward()", "leave it out of layers="
+                raise BadModel(again, argument="RelativeFlatness", remedy=mend, call="")
         return [calls[name] for name in names]
 
 
 Penalty: TypeAlias = InputJacobian | ParameterJacobian | RelativeFlatness
-
-
-def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
-    """Return sum_i ||W^T M_i||_F^2 with M_i = sum_p slope_ip (x) phi_ip; no m x m product is formed."""
-    assert is_linear(call.module)
-    layer = layer_of(call.module)
-    W, phi, J = layer.matrix(call.module.weight), layer.patches(call.x, n), layer.by_position(slope, n)
-    if phi.shape[-1] == 1:  # one position: M is of rank one
-        back = torch.einsum("gdm,ngd->ngm", W, J[..., 0])
-        return (phi.square().sum((2, 3)) * back.square().sum(2)).sum()
-    M = J @ phi.mT
-    return (M * torch.einsum("gde,ngem->ngdm", W @ W.mT, M)).sum()

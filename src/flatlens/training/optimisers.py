@@ -46,16 +46,11 @@ class Ridge:
 
 @torch.no_grad()
 def solve(model: nn.Module, x: Tensor, targets: Tensor, penalty: float) -> None:
-    """Put the solution for these inputs and targets into the last linear layer, in place; computed in float64.
-
-    Raises:
-        BadModel: the network does not end in an `nn.Linear`.
-    """
+    """Put the solution for these inputs and targets into the last linear layer, in place; computed in float64."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
-        raise BadModel(
-            "the network has no nn.Linear whose weights can be computed", argument="Training(Ridge())", call=""
-        )
+        lacks = "the network has no nn.Linear whose weights can be computed"
+        raise BadModel(lacks, argument="Training(Ridge())", call="")
     # the input features of the last one, whose outputs must be the network's
     last, was = layers[-1], model.training
     seen: list[Tensor] = []
@@ -252,9 +247,8 @@ class Cosine(_Timed):
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 <= self.floor <= 1:
-            raise BadInput(
-                f"Cosine(length={self.length}, floor={self.floor}): length must be at least 1, and floor from 0 to 1"
-            )
+            needed = "length must be at least 1, and floor from 0 to 1"
+            raise BadInput(f"Cosine(length={self.length}, floor={self.floor}): {needed}")
         super().__post_init__()
 
     def _at(self, now: int) -> float:
@@ -313,13 +307,7 @@ def _step(direction: Sequence[Tensor], factor: float) -> list[Tensor]:
 
 
 class SharpnessAware(torch.optim.Optimizer):
-    """A base optimiser and the radius of an ascent, for `edge_of`: `train` itself takes the steps.
-
-    >>> from flatlens.tracking import edge_of
-    >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    >>> round(edge_of(SharpnessAware(sgd, SAM(0.05)), gradient_norm=1.0).value, 6)  # below 2 / lr
-    12.36068
-    """
+    """A base optimiser and the radius of an ascent, for `edge_of`: `train` itself takes the steps."""
 
     def __init__(self, base: torch.optim.Optimizer, ascent: Ascent) -> None:
         own = {"rho": ascent.rho, "adaptive": isinstance(ascent, ASAM), "eta": getattr(ascent, "eta", 0.0)}

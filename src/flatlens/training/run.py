@@ -148,11 +148,7 @@ def as_found(model: nn.Module, seed: int) -> Iterator[None]:
 def opened(
     model: nn.Module, data: Pair, settings: Training, test: Pair | None, watch: Watcher | None, save: Path | None
 ) -> tuple[TrainingRun, Checkpoint | None]:
-    """Return the run, continued from its checkpoint if there is one; call it in `as_found`.
-
-    Raises:
-        BadFolder: as `train`.
-    """
+    """Return the run, continued from its checkpoint if there is one; call it in `as_found`."""
     _require_place(save)
     data, test = pair(data, "data"), None if test is None else pair(test, "test")
     run = TrainingRun(model, data, test, settings, watch)
@@ -171,14 +167,9 @@ def _require_place(save: Path | None) -> None:
 
 
 def _solved(
-    model: nn.Module,
-    data: Pair,
-    test: Pair | None,
-    settings: Training,
-    ridge: Ridge,
-    watch: Watcher | None,
+    model: nn.Module, data: Pair, test: Pair | None, settings: Training, ridge: Ridge, watch: Watcher | None,
     save: Path | None,
-) -> TrainingResult:
+) -> TrainingResult:  # fmt: skip
     """Solve a ridge regression as a run of one step; it is too short for a checkpoint."""
     _require_place(save)
     _require_followed(watch, model)
@@ -307,10 +298,7 @@ class TrainingRun:
         return own and self.step < min(self.next_row, self.total)
 
     def judge(self, seen: list[float], last: bool) -> bool:
-        """Record loss and accuracy over all data, decide on the end, and return whether a row of curves is due.
-
-        `seen` is (loss, accuracy).
-        """
+        """Record (loss, accuracy) over all data, decide on the end, and return whether a row of curves is due."""
         until = self.settings.until
         loss, right = self.last = seen
         if until.loss_over == "data":
@@ -373,15 +361,10 @@ _COUNTERS = ("step", "outcome", "rows", "next_row", "last", "losses", "epoch_los
 
 def _require_followed(watch: Watcher | None, model: nn.Module) -> None:
     """Refuse a tracker whose problem is of another network."""
-    followed = getattr(getattr(watch, "problem", None), "model", None)
-    if isinstance(followed, nn.Module):
-        own = {id(p) for p in model.parameters()}
-        if not any(id(p) in own for p in followed.parameters()):
-            raise BadInput(
-                "the tracker measures another network: make its Problem with the model that you train",
-                argument="watch",
-                call="train",
-            )
+    followed, own = getattr(getattr(watch, "problem", None), "model", None), {id(p) for p in model.parameters()}
+    if isinstance(followed, nn.Module) and not any(id(p) in own for p in followed.parameters()):
+        mend = "make its Problem with the model that you train"
+        raise BadInput("the tracker measures another network", argument="watch", remedy=mend, call="train")
 
 
 class Checkpoint:
@@ -405,11 +388,7 @@ class Checkpoint:
         return time.monotonic() - self.wrote > INTERVAL
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write the state of the run.
-
-        Raises:
-            BadFolder: the file cannot be written.
-        """
+        """Write the state of the run; BadFolder where the file cannot be written."""
         inside = io.BytesIO()
         torch.save(state, inside)
         whole = torch.frombuffer(bytearray(inside.getvalue()), dtype=torch.uint8)
@@ -418,18 +397,13 @@ class Checkpoint:
         try:
             write_whole(self.path, content.getvalue())
         except OSError as error:
-            raise BadFolder(
-                f"the checkpoint {str(self.path)!r} cannot be written: {error.strerror or error}; make room, or name "
-                "another folder; the run continues from its last checkpoint"
-            ) from error
+            told = f"the checkpoint {str(self.path)!r} cannot be written: {error.strerror or error}"
+            mend = "make room, or name another folder; the run continues from its last checkpoint"
+            raise BadFolder(f"{told}; {mend}") from error
         self.wrote = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
-        """Read the state of the run; return None if there is no file.
-
-        Raises:
-            BadFolder: the file is damaged, or belongs to another run.
-        """
+        """Return the state of the run, or None if there is no file; BadFolder if it is damaged, or of another run."""
         if not self.path.exists():
             return None
         try:
@@ -440,16 +414,12 @@ class Checkpoint:
             inside = io.BytesIO(outside["state"].numpy().tobytes())
             state: dict[str, Any] = torch.load(inside, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
-            raise BadFolder(
-                f"the checkpoint {str(self.path)!r} cannot be read ({type(error).__name__}): delete it to start the "
-                "run again"
-            ) from error
+            told = f"the checkpoint {str(self.path)!r} cannot be read ({type(error).__name__})"
+            raise BadFolder(f"{told}: delete it to start the run again") from error
         if found != (FORMAT, self.of):
-            raise BadFolder(
-                f"the checkpoint {str(self.path)!r} belongs to another run. To continue that run, build the network "
-                f"again with its initial weights, and use the same data, test data and settings; to start another "
-                f"run, name another file"
-            )
+            same = "build the network again with its initial weights, and use the same data, test data and settings"
+            mend = f"To continue that run, {same}; to start another run, name another file"
+            raise BadFolder(f"the checkpoint {str(self.path)!r} belongs to another run. {mend}")
         return state
 
 
@@ -494,14 +464,11 @@ class Stepper:
         return self.settings.ascent is not None and self.settings.ascent.rho > 0
 
     def differentiate(self, x: Tensor, targets: Tensor) -> float:
-        """Write the gradient of loss and penalties into `.grad`, and return the loss.
-
-        Ghost batches are taken one by one, each weighted by its number of samples.
-        """
+        """Write the gradient of loss and penalties into `.grad`, and return the loss."""
         self.optimiser.zero_grad()
         n, loss = len(x), 0.0
         most = self.settings.ghost_batch or n
-        for start in range(0, n, most):
+        for start in range(0, n, most):  # ghost batches, each weighted by its number of samples
             part, wanted = x[start : start + most], targets[start : start + most]
             risk, penalty = self._forward(part, wanted, n)
             torch.autograd.backward(risk if penalty is None else risk + penalty, inputs=self.parameters)

@@ -114,9 +114,8 @@ class Training:
         if self.max_steps is None and self.max_epochs is None:
             raise BadInput("Training: give max_steps or max_epochs, so that training always ends")
         if isinstance(self.optimiser, Ridge) and (self.loss == "cross_entropy" or self.penalties):
-            raise BadInput(
-                "Training(Ridge()): works for the squared error only: set loss='half_squared_error' and no penalties"
-            )
+            mend = "set loss='half_squared_error' and no penalties"
+            raise BadInput(f"Training(Ridge()): works for the squared error only: {mend}")
 
     @property
     def objective(self) -> TrainingLoss:

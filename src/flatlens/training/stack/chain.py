@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -54,14 +54,8 @@ class ForwardRecord:
 class LayerChain:
     """The architecture that the lanes of a stack share; the parameters come from outside, as rows (L, size).
 
-    A row holds the weights of all layers, then all biases.
-
-    Args:
-        model: any of the networks.
-        singly: each lane's products are taken by themselves, for shapes where a batched one has other bits.
-
-    Raises:
-        NotStackable: the network is no such chain.
+    A row holds the weights of all layers, then all biases. `model` is any of the networks. With `singly`, each lane's
+    products are taken by themselves, for shapes where a batched one has other bits.
     """
 
     def __init__(self, model: nn.Module, *, singly: bool = False) -> None:
@@ -69,11 +63,23 @@ class LayerChain:
         modules = list(_flat(model))
         if modules and isinstance(modules[0], nn.Flatten) and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
             modules = modules[1:]
-        found = _linears(modules)
+        # The linear layers, each with the activations that follow it
+        found: list[tuple[nn.Linear, list[nn.Module]]] = []
+        for module in modules:
+            if type(module) is nn.Linear:
+                found.append((module, []))
+            elif (type(module) in ELEMENTWISE or getattr(module, "elementwise", False)) and found:
+                found[-1][1].append(module)
+            else:
+                stacked = "only linear layers and elementwise activations are stacked"
+                raise NotStackable(f"a {type(module).__name__}: {stacked}")
+        if not found:
+            raise NotStackable("no linear layer")
         parameters = [p for linear, _ in found for p in (linear.weight, linear.bias) if p is not None]
         tensors = [*model.parameters(), *model.buffers()]
         if len(tensors) != len(parameters) or not all(p.requires_grad for p in tensors):
             raise NotStackable("frozen or shared weights")
+        # Where each parameter begins in a row
         begins: dict[int, int] = {}
         self.size = 0  #: numbers in a row, gaps included
         for p in sorted(parameters, key=torch.Tensor.dim, reverse=True):  # weights before biases, else as they come
@@ -162,21 +168,6 @@ class LayerChain:
             x = self._linear(x, weight, bias)
             x = x.relu_() if layer.rectifies else layer.activations(x)
         return x
-
-
-def _linears(modules: Sequence[nn.Module]) -> list[tuple[nn.Linear, list[nn.Module]]]:
-    """Return the linear layers, each with the activations that follow it."""
-    found: list[tuple[nn.Linear, list[nn.Module]]] = []
-    for module in modules:
-        if type(module) is nn.Linear:
-            found.append((module, []))
-        elif (type(module) in ELEMENTWISE or getattr(module, "elementwise", False)) and found:
-            found[-1][1].append(module)
-        else:
-            raise NotStackable(f"a {type(module).__name__}: only linear layers and elementwise activations are stacked")
-    if not found:
-        raise NotStackable("no linear layer")
-    return found
 
 
 def _flat(model: nn.Module) -> Iterator[nn.Module]:

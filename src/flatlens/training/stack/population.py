@@ -99,12 +99,8 @@ class TrialResult:
 
 def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
     """Try this number of lanes, and all smaller ones, on copies of `runs`; once for each kind in a process."""
-    if (known := _KNOWN.get((kind, len(runs)))) is None:
-        known = _KNOWN[kind, len(runs)] = _tried(runs)
-    return known
-
-
-def _tried(runs: Sequence[TrainingRun]) -> TrialResult:
+    if (known := _KNOWN.get((kind, len(runs)))) is not None:
+        return known
     # what each network comes to by itself, and how long its steps take
     steps = _MANY_STEPS if sum(p.numel() for p in runs[0].stepper.parameters) < _FEW else _STEPS
     seconds, wanted = list[float](), list[list[Tensor]]()
@@ -122,8 +118,9 @@ def _tried(runs: Sequence[TrainingRun]) -> TrialResult:
             together = found
         else:
             slower = f"in a stack they would be {together / alone:.2g} times as slow" if together > alone else ""
-            return TrialResult(slower, singly)
-    return TrialResult("in a stack they would not be bitwise identical to training alone")
+            return _KNOWN.setdefault((kind, len(runs)), TrialResult(slower, singly))
+    unlike = TrialResult("in a stack they would not be bitwise identical to training alone")
+    return _KNOWN.setdefault((kind, len(runs)), unlike)
 
 
 def _copy(run: TrainingRun) -> TrainingRun:
@@ -153,7 +150,8 @@ def _stacked(runs: Sequence[TrainingRun], steps: int, wanted: Sequence[list[Tens
         looks = [a + b for a, b in zip(looks, lanes.looks(range(len(runs)), held_out), strict=True)]
     for row, (run, look) in enumerate(zip(runs, looks, strict=True)):
         lanes.put_down(row)
-        if not _same(_digits(run, look), wanted[row]):
+        pairs = zip(_digits(run, look), wanted[row], strict=True)
+        if not all(a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs):
             return None
     return seconds
 
@@ -164,13 +162,6 @@ def _digits(run: TrainingRun, look: list[float]) -> list[Tensor]:
     losses = [*look, *(run.epoch_loss if run.settings.until.loss_over == "epoch" else [])]
     state = [kept[p][name] for name in update_of(stepping(run)).names for p in of]
     return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in of), *state]
-
-
-def _same(found: list[Tensor], wanted: list[Tensor]) -> bool:
-    return all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-        for a, b in zip(found, wanted, strict=True)
-    )
 
 
 def _timed(step: Callable[[], None]) -> float:
