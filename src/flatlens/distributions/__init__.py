@@ -1,8 +1,14 @@
 """Known distributions of data: samples, densities, and how closely a number of samples covers the support."""
 
 from flatlens.distributions.cube import Cube, TruncatedGaussian
-from flatlens.distributions.distribution import RULES, Distribution, Rule, covering_radius_of
-from flatlens.distributions.empirical import empirical_covering_radius, intrinsic_dimension
+from flatlens.distributions.distribution import (
+    RULES,
+    Distribution,
+    Rule,
+    covering_radius_of,
+    empirical_covering_radius,
+    intrinsic_dimension,
+)
 from flatlens.distributions.mixture import GaussianMixture
 from flatlens.distributions.push_forward import PushForward, lipschitz_product
 from flatlens.distributions.sphere import Sphere

@@ -66,14 +66,6 @@ def log_corner_measure(d: int, r: float) -> float:
 
     No ball about a point of the cube holds less than the one about a corner: x -> vol(B(x, r) in the cube) is
     log-concave, as a convolution of two log-concave functions, so it is smallest at a corner, for every r.
-
-    >>> round(4 * math.exp(log_corner_measure(2, 1.0)), 12)  # a quarter of a disc
-    3.14159265359
-    >>> wedge = math.asin(2 / 5**0.5) - math.asin(1 / 5**0.5)  # of the disc of radius sqrt(5)/2, beside two triangles
-    >>> abs(math.exp(log_corner_measure(2, 1.25**0.5)) - (1 / 2 + 5 / 8 * wedge)) < 1e-12
-    True
-    >>> log_corner_measure(3, 1.75)  # the whole cube
-    0.0
     """
     x = r * r
     if x >= d:
@@ -129,7 +121,8 @@ def _step() -> tuple[_Array, _Array]:
         angle = start + (end - start) * (points + 1) / 2
         s = radius * np.cos(angle)
         w = weights * (end - start) / 2 * s  # du = radius cos(angle) d angle
-        return np.asarray(np.einsum("iq,iqj->ij", w, _interpolation(s)))
+        interpolation = chebyshev.chebvander(2 * s - 1, NODES - 1) @ _analysis()  # from values at the nodes to s
+        return np.asarray(np.einsum("iq,iqj->ij", w, interpolation))
 
     wide = np.sqrt(1 + xi**2)
     quarter = np.full_like(xi, math.pi / 2)
@@ -140,11 +133,6 @@ def _step() -> tuple[_Array, _Array]:
 def _nodes() -> _Array:
     # Chebyshev's points on [0, 1]
     return np.asarray((chebyshev.chebpts1(NODES) + 1) / 2)
-
-
-def _interpolation(s: _Array) -> _Array:
-    """The matrix from values at the nodes to values at s: (*s.shape, nodes)."""
-    return np.asarray(chebyshev.chebvander(2 * s - 1, NODES - 1) @ _analysis())
 
 
 @lru_cache(maxsize=1)
@@ -237,9 +225,8 @@ class Cube(Distribution):
         log_t = (log_share(samples, failure) - log_orthant(self.d)) / self.d
         if log_t > 0:
             reach = f"delta/2 = {math.exp(log_t):.6g}" if log_t < 700 else "delta/2"
-            return undefined(
-                f"Eq. 6 holds up to delta/2 = 1, while a ball about a corner fits in the cube; here {reach}"
-            )
+            fits = "Eq. 6 holds up to delta/2 = 1, while a ball about a corner fits in the cube"
+            return undefined(f"{fits}; here {reach}")
         return published_radius(2 * math.exp(log_t), "Eq. 6", ball, samples, failure)
 
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:

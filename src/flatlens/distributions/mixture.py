@@ -32,7 +32,10 @@ class GaussianMixture(Distribution):
 
     def __post_init__(self) -> None:
         for name in ("means", "covariances", "weights"):
-            object.__setattr__(self, name, _finite(getattr(self, name), name))
+            x = getattr(self, name)
+            if not isinstance(x, Tensor) or x.is_complex() or not bool(torch.isfinite(x).all()):
+                raise BadInput(f"GaussianMixture({name}=...): expected a real tensor with finite entries")
+            object.__setattr__(self, name, x.detach().to(torch.float64, copy=True))
         if self.means.ndim != 2 or 0 in self.means.shape:
             got = (*self.means.shape,)
             raise BadInput(f"expected a tensor of shape (k, m), got {got}", argument="means", call="GaussianMixture")
@@ -45,7 +48,17 @@ class GaussianMixture(Distribution):
             needed = f"weights must not be negative, and must sum to 1, not {total:.9g}"
             raise BadInput(needed, argument="weights", call="GaussianMixture")
         object.__setattr__(self, "weights", self.weights / total)
-        object.__setattr__(self, "_factors", _cholesky(self.covariances))
+        # L with Sigma = L L^T, of symmetric and positive definite matrices
+        covariances = self.covariances
+        uneven = (covariances - covariances.mT).abs() > 1e-6 * covariances.abs().amax((1, 2), keepdim=True)  # float32's
+        for number in uneven.any(2).any(1).nonzero().flatten().tolist():
+            raise BadInput(f"matrix {number} is not symmetric", argument="covariances", call="GaussianMixture")
+        L, failed = torch.linalg.cholesky_ex((covariances + covariances.mT) / 2)
+        for number in failed.nonzero().flatten().tolist():
+            least = f"matrix {number} has the eigenvalue {float(torch.linalg.eigvalsh(covariances[number])[0]):.3g}"
+            needed = "it must be positive definite: add a small multiple of the identity"
+            raise BadInput(f"GaussianMixture(covariances=...): {least}, {needed}")
+        object.__setattr__(self, "_factors", L)
 
     @property
     def dimension(self) -> int:
@@ -83,28 +96,5 @@ class GaussianMixture(Distribution):
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
         """Return an undefined estimate: no number of samples covers R^m within any distance."""
         checked(samples, failure, rule)
-        return undefined(
-            "the support of a Gaussian mixture is unbounded: no finite sample covers it within any distance"
-        )
-
-
-def _finite(x: Tensor, name: str) -> Tensor:
-    """A copy in float64, detached from any graph; raise if it is not real and finite."""
-    if not isinstance(x, Tensor) or x.is_complex() or not bool(torch.isfinite(x).all()):
-        raise BadInput(f"GaussianMixture({name}=...): expected a real tensor with finite entries")
-    return x.detach().to(torch.float64, copy=True)
-
-
-def _cholesky(covariances: Tensor) -> Tensor:
-    """L with Sigma = L L^T, (k, m, m); raise if a matrix is not symmetric and positive definite."""
-    scale = covariances.abs().amax((1, 2), keepdim=True)
-    uneven = (covariances - covariances.mT).abs() > 1e-6 * scale  # rounding of float32
-    for number in uneven.any(2).any(1).nonzero().flatten().tolist():
-        raise BadInput(f"matrix {number} is not symmetric", argument="covariances", call="GaussianMixture")
-    L: Tensor
-    L, failed = torch.linalg.cholesky_ex((covariances + covariances.mT) / 2)
-    for number in failed.nonzero().flatten().tolist():
-        least = float(torch.linalg.eigvalsh(covariances[number])[0])
-        needed = "must be positive definite: add a small multiple of the identity"
-        raise BadInput(f"GaussianMixture(covariances=...): matrix {number} has the eigenvalue {least:.3g}, it {needed}")
-    return L
+        unbounded = "the support of a Gaussian mixture is unbounded"
+        return undefined(f"{unbounded}: no finite sample covers it within any distance")

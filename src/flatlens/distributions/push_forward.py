@@ -144,10 +144,8 @@ class PushForward(Distribution):
 
     def log_density(self, x: Tensor) -> Tensor:
         """Raise: the density of a generator's samples is unknown, and mostly there is none."""
-        raise BadInput(
-            "PushForward.log_density: the density of a push-forward is not known: use a Cube, a Sphere or a "
-            "GaussianMixture"
-        )
+        unknown = "the density of a push-forward is not known: use a Cube, a Sphere or a GaussianMixture"
+        raise BadInput(f"PushForward.log_density: {unknown}")
 
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
         """Return Lip(g) delta_base(N, eps): points within delta of each other have images within Lip(g) delta."""

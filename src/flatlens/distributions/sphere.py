@@ -35,11 +35,6 @@ def log_cap_measure(d: int, r: float) -> float:
 
     With I = I_x(d/2, 1/2), the regularised incomplete beta function at x = r^2 - r^4/4, the squared sine of the cap's
     angle, the share is I/2 up to r = sqrt 2, the half sphere, and 1 - I/2 beyond (Li 2011).
-
-    >>> math.exp(log_cap_measure(2, 1.0))  # r^2 / 4, for every r
-    0.25
-    >>> round(math.exp(log_cap_measure(1, 3**0.5)), 12)  # 120 of 180 degrees
-    0.666666666667
     """
     if r >= 2:
         return 0.0
@@ -152,21 +147,13 @@ class Sphere(Distribution):
             return COMPUTED[rule](ball, samples, failure)
         log_root = (math.log(2) + log_share(samples, failure)) / self.d
         least = math.exp(2 * log_root) if log_root < 0 else math.inf
-        gamma = _smallest_gamma(least) if gamma is None else gamma
+        if gamma is None:
+            # The least with gamma - gamma^2 > least, to 1e-9: the root (1 - sqrt(1 - 4 least)) / 2, without its
+            # cancellation; 1/2, the best, if there is none
+            root = 2 * least / (1 + math.sqrt(1 - 4 * least)) if least < 0.25 else 0.5
+            gamma = min(root * (1 + 1e-9), 0.5)
         if not least < gamma - gamma**2:
             room = f"gamma - gamma^2 = {gamma - gamma**2:.6g}"
             return undefined(f"Eq. 7 needs (2 log(N/eps)/N)^(2/d) < {room}; here it is {least:.6g}: use more samples")
         R = 2 * math.exp(log_root) / math.sqrt(1 - gamma)
         return published_radius(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
-
-
-def _smallest_gamma(least: float) -> float:
-    """The least gamma with gamma - gamma^2 > `least`, to 1e-9; 1/2, the best, if there is none.
-
-    >>> round(_smallest_gamma(0.16), 6)
-    0.2
-    """
-    if least >= 0.25:
-        return 0.5
-    root = 2 * least / (1 + math.sqrt(1 - 4 * least))  # equals (1 - sqrt(1 - 4 least)) / 2, without its cancellation
-    return min(root * (1 + 1e-9), 0.5)

@@ -109,11 +109,7 @@ def _with_p_of(alone: Statistic, over: Statistic) -> Statistic:
 
 
 def of_units(x: Any, units: Any) -> dict[str, Any]:
-    """Return a column with the labels of the networks' independent units; none without labels.
-
-    Raises:
-        BadInput: there is not one label for each network.
-    """
+    """Return a column with the labels of the networks' independent units; none without labels."""
     if units is None:
         return {}
     labels = np.asarray(units, dtype=object)
@@ -123,18 +119,10 @@ def of_units(x: Any, units: Any) -> dict[str, Any]:
 
 
 def over_units(
-    title: str,
-    coefficient: Coefficient,
-    kept: Retained,
-    unit: str,
-    undefined: str = "",
-    note: str = "",
+    title: str, coefficient: Coefficient, kept: Retained, unit: str, undefined: str = "", note: str = "",
     ordered: Sequence[Array] = (),
-) -> Statistic:
-    """Return a correlation with its interval over the units of the networks kept; `undefined` says why it has none.
-
-    `ordered`: the columns whose ranks it correlates, as in `clustered`.
-    """
+) -> Statistic:  # fmt: skip
+    """Return a correlation with its interval over the units of the networks kept; `undefined` says why it has none."""
     units = kept.table[UNIT_LABELS]
     if undefined:
         n, known = len(units), units.nunique()
@@ -144,17 +132,9 @@ def over_units(
 
 
 def bootstrapped(
-    title: str,
-    coefficient: Coefficient,
-    counts: Array,
-    under_null: Array,
-    excluded: tuple[tuple[str, int], ...],
-    note: str = "",
-    *,
-    of: str = "permutations",
-    groups: GroupNumbers | None = None,
-    fewest: int = FEWEST_POINTS,
-) -> Statistic:
+    title: str, coefficient: Coefficient, counts: Array, under_null: Array, excluded: tuple[tuple[str, int], ...],
+    note: str = "", *, of: str = "permutations", groups: GroupNumbers | None = None, fewest: int = FEWEST_POINTS,
+) -> Statistic:  # fmt: skip
     """Return a correlation with its BCa interval from resample counts (B, n), and its p from values `under_null`.
 
     `of` says what the values under the null hypothesis are of: orders of all points, or within `groups`.
@@ -214,13 +194,9 @@ def _title(statistic: CoefficientName, names: Sequence[str]) -> str:
 
 
 def _related(
-    table: pd.DataFrame,
-    statistic: CoefficientName,
-    names: Sequence[str],
-    excluded: tuple[tuple[str, int], ...],
-    counts: Array,
-    orders: NDArray[np.int64],
-) -> Statistic:
+    table: pd.DataFrame, statistic: CoefficientName, names: Sequence[str], excluded: tuple[tuple[str, int], ...],
+    counts: Array, orders: NDArray[np.int64],
+) -> Statistic:  # fmt: skip
     x, y = (table[name].to_numpy() for name in names)
     title = _title(statistic, names)
     if why := undefined_because(table[list(names)]):

@@ -122,7 +122,13 @@ def group_differences(
                 ratio, low, high = (float(np.exp(end)) for end in (one.value, one.low, one.high))
                 one = replace(one, value=ratio, low=low, high=high, scale=scale)
             found.append(one)
-    return _corrected(found, first, untested)
+    # Each of the two families has Holm's correction of its own
+    tested = [(at, one.p, one.name in first) for at, one in enumerate(found) if one.name not in untested]
+    p_holm = dict[int, float]()
+    for family in (True, False):
+        p_of = {at: p for at, p, decides in tested if decides == family and p == p}
+        p_holm |= dict(zip(p_of, holm(np.array(list(p_of.values()))).tolist(), strict=True))
+    return [replace(one, p_holm=p_holm.get(at, NAN)) for at, one in enumerate(found)]
 
 
 def _numbered(labels: Any) -> GroupNumbers:
@@ -163,22 +169,6 @@ def _welch(mine: Array, theirs: Array, empty: GroupDifference) -> GroupDifferenc
     return replace(empty, low=float(low), high=float(high), p=float(test.pvalue))
 
 
-def _corrected(
-    found: list[GroupDifference], first: Collection[str], untested: Collection[str]
-) -> list[GroupDifference]:
-    # Each of the two families has Holm's correction of its own
-    tested = [(at, one.p, one.name in first) for at, one in enumerate(found) if one.name not in untested]
-    p_holm = dict[int, float]()
-    for family in (True, False):
-        p_of = {at: p for at, p, decides in tested if decides == family and p == p}
-        p_holm |= dict(zip(p_of, holm(np.array(list(p_of.values()))).tolist(), strict=True))
-    return [replace(one, p_holm=p_holm.get(at, NAN)) for at, one in enumerate(found)]
-
-
 def as_frame(differences: Collection[GroupDifference]) -> pd.DataFrame:
-    """The tidy table of differences: one row per column and group.
-
-    >>> list(as_frame([GroupDifference("a", "SAM", "SGD", 0.5)]))[:4]
-    ['name', 'group', 'reference', 'value']
-    """
+    """The tidy table of differences: one row per column and group."""
     return pd.DataFrame(map(asdict, differences), columns=[column.name for column in fields(GroupDifference)])

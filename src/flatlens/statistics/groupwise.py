@@ -182,7 +182,18 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
     """
     if not isinstance(table, pd.DataFrame):
         raise BadInput(f"expected a pandas DataFrame, got {type(table).__name__}", call="relate")
-    column, labels = (None, None) if units is None else _units_of(table, units)
+    # The column that names the units, None if labels are given, and the unit of each row
+    column, labels = None, None
+    if pd.api.types.is_list_like(units) and not (isinstance(units, tuple) and units in table):
+        if len(units) != len(table):
+            raise BadInput(f"relate(units=...): expected one label for each of {len(table)} rows, got {len(units)}")
+        labels = pd.Series(np.asarray(units, dtype=object), index=table.index)
+    elif units is not None:
+        if units not in table:
+            raise UnknownName.among("column", str(units), map(str, table.columns), where="in this table")
+        if (table.columns == units).sum() > 1:
+            raise BadInput(f"relate(units={units!r}): expected one column of this name, the table has several")
+        column, labels = units, table[units]
     columns = table if column is None else table.drop(columns=[column])
     numbers = columns.select_dtypes("number", exclude=["timedelta", "complex"])
     # Columns of other types have no correlations, nor have numbers that are stored as objects
@@ -197,28 +208,13 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
     if numbers.shape[1] < 2 or not numbers.columns.is_unique:
         names = ", ".join(numbers.columns) or "none"
         others = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise BadInput(
-            f"relate(...): expected at least two columns of numbers with names of their own, got {names}"
-            + (f" (left out: {others})" if others else "")
-        )
+        without = f" (left out: {others})" if others else ""
+        expected = "expected at least two columns of numbers with names of their own"
+        raise BadInput(f"relate(...): {expected}, got {names}{without}")
     pairs = relate_all(numbers, labels)
     named = "one label for each row" if column is None and labels is not None else column
     about = {"rows": len(table), "columns": list(numbers.columns), "units": named, "left_out": left_out}
     return Relations(pairs, about)
-
-
-def _units_of(table: pd.DataFrame, units: Any) -> tuple[Any, pd.Series]:
-    # The column that names the units, None if labels are given, and the unit of each row
-    if pd.api.types.is_list_like(units) and not (isinstance(units, tuple) and units in table):
-        labels = pd.Series(np.asarray(units, dtype=object), index=table.index) if len(units) == len(table) else None
-        if labels is None:
-            raise BadInput(f"relate(units=...): expected one label for each of {len(table)} rows, got {len(units)}")
-        return None, labels
-    if units not in table:
-        raise UnknownName.among("column", str(units), map(str, table.columns), where="in this table")
-    if (table.columns == units).sum() > 1:
-        raise BadInput(f"relate(units={units!r}): expected one column of this name, the table has several")
-    return units, table[units]
 
 
 def within_groups(

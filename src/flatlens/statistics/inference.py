@@ -318,11 +318,7 @@ def share(holds: Any, units: Any = None, *, name: str = "it", unit: str = "netwo
 
 
 def clopper_pearson(k: float, n: int) -> tuple[float, float]:
-    """Return the ends of the exact 95% interval of a share, k of n; k need not be whole, as scipy's `binomtest` asks.
-
-    >>> [round(end, 4) for end in clopper_pearson(0, 10)]
-    [0.0, 0.3085]
-    """
+    """Return the ends of the exact 95% interval of k in n; k need not be whole, unlike for scipy's `binomtest`."""
     low = 0.0 if k == 0 else float(beta.ppf(0.025, k, n - k + 1))
     return low, 1.0 if k == n else float(beta.ppf(0.975, k + 1, n - k))
 

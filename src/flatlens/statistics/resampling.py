@@ -238,7 +238,17 @@ def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST_
     draws = draws[np.isfinite(draws)]  # a resample of few points can be constant
     if len(draws) == 0:
         return Correlation(value, NAN, NAN, n)
-    low, high = np.quantile(draws, _levels(value, draws, coefficient(np.ones((n, n)) - np.eye(n))))
+    # The levels of the resamples' quantiles that bound the interval, with bias and acceleration
+    levels, below = np.array([0.025, 0.975]), (draws < value).mean() + 0.5 * (draws == value).mean()
+    if 0 < below < 1:
+        left_out = coefficient(np.ones((n, n)) - np.eye(n))
+        influence = left_out[np.isfinite(left_out)]
+        influence = influence.mean() - influence
+        scale = (influence**2).sum() ** 1.5
+        acceleration = (influence**3).sum() / (6 * scale) if scale > 0 else 0.0
+        shifted = ndtri(below) + ndtri(levels)
+        levels = ndtr(ndtri(below) + shifted / (1 - acceleration * shifted))
+    low, high = np.quantile(draws, levels)
     return Correlation(value, float(low), float(high), n)
 
 
@@ -250,18 +260,3 @@ def has_interval(n: int, fewest: int = FEWEST_POINTS) -> bool:
 def no_interval(resampled: int, n: int, fewest: int = FEWEST_POINTS) -> str:
     """Return why n points have no interval though there are resamples; an empty string if they have one."""
     return f"fewer than {fewest + _MORE} networks: no interval" if resampled and not has_interval(n, fewest) else ""
-
-
-def _levels(value: float, draws: Array, left_out: Array) -> Array:
-    """The levels of the resamples' quantiles that bound the interval, (2,); `left_out`: without each point in turn."""
-    below = (draws < value).mean() + 0.5 * (draws == value).mean()
-    normal = ndtri([0.025, 0.975])
-    if not 0 < below < 1:
-        return np.array([0.025, 0.975])
-    bias = ndtri(below)
-    influence = left_out[np.isfinite(left_out)]
-    influence = influence.mean() - influence
-    scale = (influence**2).sum() ** 1.5
-    acceleration = (influence**3).sum() / (6 * scale) if scale > 0 else 0.0
-    shifted = bias + normal
-    return np.asarray(ndtr(bias + shifted / (1 - acceleration * shifted)), dtype=np.float64)

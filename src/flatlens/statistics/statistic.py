@@ -128,16 +128,17 @@ def keep(
     """Return the rows with a finite number in each of `columns` and a value in each of `present`.
 
     Columns in `log` are replaced by their logarithms.
-
-    >>> keep(pd.DataFrame({"a": [1.0, 0.0, np.nan], "b": [1.0, 2.0, 3.0]}), ["a", "b"], log=["a"]).excluded
-    (('a is not positive, and has no logarithm', 1), ('a is missing', 1))
     """
     for name in log:
         if name not in columns:
             raise UnknownName.among("column", str(name), map(str, columns), where="in log=")
     # The first reason of each network to leave it out
-    faults, numbers = [], {name: _numbers(table, name) for name in columns}
-    for name, values in numbers.items():
+    faults, numbers = [], dict[Any, Array]()
+    for name in columns:
+        try:
+            values = numbers[name] = np.asarray(table[name].to_numpy(dtype=np.float64, na_value=np.nan))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"column {name!r}: expected numbers ({error})") from error
         faults += [(np.isnan(values), f"{name} is missing"), (np.isinf(values), f"{name} is infinite")]
         faults += [(values <= 0, f"{name} is not positive, and has no logarithm")] if name in log else []
     faults += [(table[name].isna().to_numpy(), f"{name} is missing") for name in present]
@@ -149,13 +150,6 @@ def keep(
     others = {name: table[name].to_numpy()[kept] for name in present}
     counts = Counter(map(str, reasons[~kept]))  # in the order of first appearance
     return Retained(pd.DataFrame({**found, **others}), tuple(counts.items()))
-
-
-def _numbers(table: pd.DataFrame, name: Any) -> Array:
-    try:
-        return np.asarray(table[name].to_numpy(dtype=np.float64, na_value=np.nan))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"column {name!r}: expected numbers ({error})") from error
 
 
 def as_columns(**columns: Any) -> pd.DataFrame:

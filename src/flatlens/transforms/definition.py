@@ -145,15 +145,9 @@ TRANSFORMS: Registry[Transform] = Registry("transform", Transform, rows="R", for
 
 
 def transform(
-    *,
-    id: str,
-    source: str,
-    where: Callable[[Wiring], Offer],
-    declared_as: str | None,
-    name: str = "",
-    default: bool = True,
-    traced: bool = True,
-) -> Callable[[_Move], Transform]:
+    *, id: str, source: str, where: Callable[[Wiring], Offer], declared_as: str | None, name: str = "",
+    default: bool = True, traced: bool = True,
+) -> Callable[[_Move], Transform]:  # fmt: skip
     """Make a transform from a function that moves weights in place; its docstring's first line is the meaning."""
 
     def decorate(move: _Move) -> Transform:
@@ -188,8 +182,7 @@ def proved(name: str, problem: Problem, moved: nn.Module) -> float:
             largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
     allowed = STAYS_WITHIN * eps
     if difference > allowed * largest and difference > allowed * terms(problem, original):
-        raise FunctionChanged(
-            f"transform {name}: the outputs changed by {difference:.2g} (largest output: {largest:.2g}), but must not "
-            f"change. This is an error in flatlens: leave the transform out, and please report it"
-        )
+        changed = f"the outputs changed by {difference:.2g} (largest output: {largest:.2g}), but must not change"
+        mend = "This is an error in flatlens: leave the transform out, and please report it"
+        raise FunctionChanged(f"transform {name}: {changed}. {mend}")
     return difference

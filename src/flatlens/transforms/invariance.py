@@ -110,11 +110,8 @@ _SHORT = 0.1  #: relative difference; a smaller one may come from one search tha
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller rtol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
 
-_TABLE_1 = {
-    "layer_sharpness.kappa": frozenset({"layerwise", "permutation"}),
-    "layer_sharpness.kappa_max": frozenset({"layerwise", "permutation"}),
-}
-"""The statements of reparam2019 Table 1 on parts of measures whose cards are about another number."""
+_TABLE_1 = ("layer_sharpness.kappa", "layer_sharpness.kappa_max"), ("layerwise", "permutation")
+"""Parts of a measure whose card is about another number, and what they are invariant under: reparam2019 Table 1."""
 
 
 class InvarianceReport(Result, Sequence[Cell]):
@@ -208,7 +205,9 @@ def cell_of(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     size = 0.0 if math.isinf(off) else max(abs(a.value), abs(b.value))
     rounding = 0.0 if must is False else 8 * eps  # of a number that is 0 on both sides, and must be
     unchanged = a.value == b.value or off <= slack * size + rounding + STDERRS * stderr
-    cell = replace(cell, change=_change(a.value, b.value), stderr=stderr)
+    change = (b.value - a.value) / abs(a.value) if a.value else math.copysign(math.inf, b.value)
+    change = 0.0 if a.value == b.value else change
+    cell = replace(cell, change=change, stderr=stderr)
     # Small changes of what must stay may come from a search, or from the smallest eigenvalues
     if must and not unchanged and searched and off <= _SHORT * size:
         return replace(cell, note=UNDECIDED)
@@ -226,8 +225,8 @@ def must_stay(one: Measure, row: str, transform: Transform) -> bool | None:
         at_input = isinstance(one, PassMeasure) and one.place == one.answer == "input"
         of_function = at_input or one.card.family == RISK_FAMILY
         return True if of_function and not part else None
-    if f"{one.card.name}.{part}" in _TABLE_1:
-        return transform.declared_as in _TABLE_1[f"{one.card.name}.{part}"]
+    if f"{one.card.name}.{part}" in _TABLE_1[0]:
+        return transform.declared_as in _TABLE_1[1]
     if part and not (isinstance(one, PassMeasure) and one.place != "input"):
         return None
     return transform.declared_as in one.invariant_under
@@ -238,17 +237,6 @@ def _left_open(one: Measure, estimate: Estimate) -> float:
     rtol = dict(one.options).get("rtol")
     found = max(_SEARCHED, 2 * rtol) if isinstance(rtol, float) else _SEARCHED
     return 0.0 if estimate.kind in ("exact", "estimate") else found
-
-
-def _change(before: float, after: float) -> float:
-    """The change relative to the value before.
-
-    >>> _change(2.0, 3.0), _change(0.0, 0.0), _change(0.0, -1.0)
-    (0.5, 0.0, -inf)
-    """
-    if before == after:
-        return 0.0
-    return (after - before) / abs(before) if before else math.copysign(math.inf, after)
 
 
 def check_invariance(
@@ -360,13 +348,25 @@ def answer_of_invariance(
     wrong = [f"{cell.measure} under {cell.transform}" for cell in cells if cell.agrees is False]
     ours = "an error in flatlens or in a theorem: please report it"
     told = f"Not as declared: {listed(wrong, _MOST)}; {ours}." if wrong else ""
-    return [sentence for sentence in (told, *_moves(cells, moved), _proof(cells, moved, about)) if sentence][:3]
+    # How it is known that the function stayed, and whether numbers do what is declared
+    samples = f"all {count_of(about['n'], 'sample')}" if "n" in about else "the data"
+    proof = f"On {samples} the outputs differ by {max(done.difference for done in moved.values()):.1g} at most"
+    checked = sum(cell.agrees is True for cell in cells)
+    undecided = sum(cell.note.startswith("undecided") for cell in cells)
+    held = f"{count_of(checked, 'declaration')} could be checked, and hold{'s' * (checked == 1)}" if checked else ""
+    left = f"{undecided} cell{'s are' if undecided > 1 else ' is'} undecided" if undecided else ""
+    proof = f"{'; '.join(filter(None, (proof, held, left)))}."
+    return [sentence for sentence in (told, *_moves(cells, moved), proof) if sentence][:3]
 
 
 def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
     """Return which numbers stay under all transforms, and which change."""
-    rows = by_key((cell.measure, cell) for cell in cells)
-    own = {name: each for name, each in rows.items() if _counts(name, rows)}
+    rows, own = by_key((cell.measure, cell) for cell in cells), {}
+    for name, each in rows.items():  # those that are no risk, and no part of a measure that has a row
+        column = Column.parse(name)
+        risk = column.name in MEASURES and MEASURES[column.name].card.family == RISK_FAMILY
+        if not risk and (not column.part or column.measure not in rows):
+            own[name] = each
     # a number that stays here alone, and not in general, compares nothing
     stay = [name for name, each in own.items() if all(cell.unchanged and cell.declared is not False for cell in each)]
     change = [name for name, each in own.items() if any(cell.unchanged is False for cell in each)]
@@ -387,30 +387,9 @@ def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
     return found
 
 
-def _counts(name: str, rows: Mapping[str, object]) -> bool:
-    """Return whether a number is one of the answer's: no risk, and no part of a measure that has a row."""
-    column = Column.parse(name)
-    risk = column.name in MEASURES and MEASURES[column.name].card.family == RISK_FAMILY
-    return not risk and (not column.part or column.measure not in rows)
-
-
 def _factor(cell: Cell) -> float:
     """Return by what factor a number changes, up or down; 1 where it stays, or where no factor says it."""
     if cell.unchanged is not False or not cell.before * cell.after > 0:
         return 1.0
     ratio = cell.after / cell.before
     return max(ratio, 1 / ratio) if math.isfinite(ratio) else 1.0
-
-
-def _proof(cells: Sequence[Cell], moved: Mapping[str, Applied], about: Mapping[str, Any]) -> str:
-    """Return how it is known that the function stayed, and whether numbers do what is declared."""
-    samples = f"all {count_of(about['n'], 'sample')}" if "n" in about else "the data"
-    proof = f"On {samples} the outputs differ by {max(done.difference for done in moved.values()):.1g} at most"
-    checked = sum(cell.agrees is True for cell in cells)
-    undecided = sum(cell.note.startswith("undecided") for cell in cells)
-    parts = [
-        proof,
-        f"{count_of(checked, 'declaration')} could be checked, and hold{'s' * (checked == 1)}" if checked else "",
-    ]
-    parts.append(f"{undecided} cell{'s are' if undecided > 1 else ' is'} undecided" if undecided else "")
-    return f"{'; '.join(filter(None, parts))}."

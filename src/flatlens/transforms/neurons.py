@@ -17,14 +17,7 @@ from flatlens.transforms.wiring import Link, Wiring
 
 
 def rescale_source(module: nn.Module, factors: Tensor) -> None:
-    """Multiply the features of a layer or a norm by factors (features,): its rows and biases.
-
-    >>> net = nn.Linear(2, 2)
-    >>> before = net(torch.ones(1, 2))
-    >>> rescale_source(net, torch.tensor([2.0, 3.0]))
-    >>> torch.allclose(net(torch.ones(1, 2)), before * torch.tensor([2.0, 3.0]))
-    True
-    """
+    """Multiply the features of a layer or a norm by factors (features,): its rows and biases."""
     weight, bias = _tensors(module)
     a = factors.to(weight)
     with torch.no_grad():
@@ -34,13 +27,10 @@ def rescale_source(module: nn.Module, factors: Tensor) -> None:
 
 
 def rescale_reader(module: nn.Module, owner: Tensor, factors: Tensor) -> None:
-    """Divide a reader's weights by factors (features,): it reads multiplied features and gives the same outputs.
-
-    Of a layer the columns are divided; of a BatchNorm the running statistics take the factor: the mean a mu, the
-    variance a^2 (sigma^2 + eps) - eps.
-    """
+    """Divide a reader's weights by factors (features,): it reads multiplied features and gives the same outputs."""
     a = factors[owner]
     with torch.no_grad():
+        # the running statistics of a BatchNorm take the factor: the mean a mu, the variance a^2 (sigma^2 + eps) - eps
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             assert module.running_mean is not None
             assert module.running_var is not None

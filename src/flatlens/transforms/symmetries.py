@@ -52,14 +52,7 @@ class Symmetries:
 
 
 def read_symmetries(problem: Problem, model: nn.Module) -> Symmetries:
-    """Return the symmetries of a network; its weights are moved and put back.
-
-    >>> attention = nn.MultiheadAttention(4, 2, batch_first=True)
-    >>> data = (torch.randn(3, 5, 4), torch.zeros(3, 5, 4))
-    >>> problem = Problem(attention, "mse", data, forward=lambda net, batch: (net(*[batch[0]] * 3)[0], batch[1]))
-    >>> len(read_symmetries(problem, attention).queries.symmetries)
-    2
-    """
+    """Return the symmetries of a network; its weights are moved and put back."""
     try:
         with read_heads(problem, model) as (heads, scales):
             graph = heads.graph

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from flatlens.errors import typed_line
-from flatlens.operations.table import ARITHMETIC, Effect, Operation, Trace, hooked, operation_of
+from flatlens.operations.table import ARITHMETIC, Effect, Trace, hooked, operation_of
 from flatlens.problem import Problem
 from flatlens.transforms.symmetries import STAYS_WITHIN, Symmetries, read_symmetries
 
@@ -131,9 +131,24 @@ class _Reader(Trace):
     def __init__(self, model: nn.Module, coupled: bool) -> None:
         super().__init__(model)
         self.sizes = self.without_values()
-        self.reasons = _reasons(self, model)
+        self.reasons: dict[int, str] = {}  #: why a layer must stay as it is, by the id of its module
         self.tags: dict[fx.Node, _Tag] = {}
         self.wiring = Wiring(coupled=coupled)
+        calls = Counter(id(self.what(n)) for n in self.nodes if n.op == "call_module")
+        holders = Counter(id(p) for m in model.modules() for p in {id(p): p for p in m._parameters.values()}.values())
+        bare = {id(self.fetch_attr(str(n.target))) for n in self.nodes if n.op == "get_attr"}
+        for module in {id(m): m for m in self.module.modules() if type(m).__module__.startswith("torch.nn")}.values():
+            own = [p for p in module._parameters.values() if p is not None]
+            if calls[id(module)] > 1:
+                self.reasons[id(module)] = f"it is called {calls[id(module)]} times"
+            elif any(holders[id(p)] > 1 for p in own):
+                self.reasons[id(module)] = "its parameters are tied to another layer's"
+            elif any(id(p) in bare for p in own):
+                self.reasons[id(module)] = "its parameters are used outside its call, too"
+            elif hasattr(module, "weight") and "weight" not in module._parameters:
+                self.reasons[id(module)] = "its weight is made from other parameters"
+            elif hooked(module):
+                self.reasons[id(module)] = "a hook may change what it reads or gives"
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operation."""
@@ -142,7 +157,9 @@ class _Reader(Trace):
         out = super().run_node(n)
         what = self.what(n)
         kind = operation_of(what, hooks=True) if n.op == "call_module" else None
-        if n.op == "call_module" and kind is None and _is_closed(what):
+        # A module that is one step of the graph may have layers inside, as torch's transformers have
+        layered = isinstance(what, nn.Module) and (isinstance(what, nn.RNNBase) or any(True for _ in what.children()))
+        if n.op == "call_module" and kind is None and layered:
             closed = Link(str(n.target), 0, refused=f"torch.fx does not look into {type(what).__name__}")
             for links in (self.wiring.orders, self.wiring.scales):
                 links.setdefault(closed.source, closed)
@@ -163,8 +180,10 @@ class _Reader(Trace):
         # A layer reads its input's features, and makes features of its own
         name, why, grouped = str(n.target), self.reasons.get(id(module), ""), getattr(module, "groups", 1) > 1
         for fed in tags.values():
-            owner = _features_read(module, fed.ids)
-            if why or owner is None:
+            # the feature of each input, if it is one
+            rows = fed.ids.movedim(_feature_axis(module, fed.ids), -1)
+            owner = rows[(0,) * (rows.ndim - 1)].clone()
+            if why or not bool((rows == owner).all()):
                 fed.refuse(f"{name} reads them: {why or 'some of its inputs are several features in turn'}")
                 continue
             for link in {id(one): one for one in (fed.order, fed.scale) if one is not None}.values():
@@ -213,7 +232,11 @@ class _Reader(Trace):
         # The features after an operation on one tensor; None, with a reason at the source, if it stops them
         called, found = self.called(n), self.operation(n)
         feeds = tags.get(n.args[0]) if n.args and isinstance(n.args[0], fx.Node) else None
-        done, homogeneous = _effect(found, rest, options)
+        # What it does to its first argument (None: unknown), and whether it is positively homogeneous
+        done, homogeneous = (None, False) if found is None else (found.effect, found.homogeneous)
+        by_number = len(rest) == 1 and isinstance(rest[0], int | float) and not options
+        if found is not None and found.name in ARITHMETIC and by_number:
+            done, homogeneous = "each", found.name in ARITHMETIC[2:] and rest[0] > 0
         ids = None
         if len(tags) > 1 or any(node not in tags and node not in self.sizes for node in n.all_input_nodes):
             why = f"they meet another tensor at {called}"
@@ -233,53 +256,20 @@ class _Reader(Trace):
         return replace(feeds, ids=ids)
 
 
-def _is_closed(module: nn.Module) -> bool:
-    # Whether a module that is one step of the graph has layers inside, as torch's transformers have
-    return isinstance(module, nn.RNNBase) or any(True for _ in module.children())
-
-
-def _reasons(trace: Trace, model: nn.Module) -> dict[int, str]:
-    """Why a layer must stay as it is, by the id of its module; nothing for one that may change."""
-    calls = Counter(id(trace.what(n)) for n in trace.nodes if n.op == "call_module")
-    holders = Counter(id(p) for m in model.modules() for p in {id(p): p for p in m._parameters.values()}.values())
-    bare = {id(trace.fetch_attr(str(n.target))) for n in trace.nodes if n.op == "get_attr"}
-    found = {}
-    for module in {id(m): m for m in trace.module.modules() if type(m).__module__.startswith("torch.nn")}.values():
-        own = [p for p in module._parameters.values() if p is not None]
-        if calls[id(module)] > 1:
-            found[id(module)] = f"it is called {calls[id(module)]} times"
-        elif any(holders[id(p)] > 1 for p in own):
-            found[id(module)] = "its parameters are tied to another layer's"
-        elif any(id(p) in bare for p in own):
-            found[id(module)] = "its parameters are used outside its call, too"
-        elif hasattr(module, "weight") and "weight" not in module._parameters:
-            found[id(module)] = "its weight is made from other parameters"
-        elif hooked(module):
-            found[id(module)] = "a hook may change what it reads or gives"
-    return found
-
-
-def _effect(found: Operation | None, rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Effect | None, bool]:
-    """What an operation does to its first argument (None: unknown), and whether it is positively homogeneous."""
-    if found is None:
-        return None, False
-    if found.name in ARITHMETIC and not options and len(rest) == 1 and isinstance(rest[0], int | float):
-        return "each", found.name in ARITHMETIC[2:] and rest[0] > 0
-    return found.effect, found.homogeneous
-
-
 def _moved(
     ids: Tensor, done: Effect, axes: int, what: Any, rest: tuple[Any, ...], options: dict[str, Any], out: Tensor
 ) -> Tensor | None:
-    """The feature of each entry of the output from those of the input, int64; None if an entry mixes several.
-
-    The operation is run by `what`, a module, a function or a method's name; `rest` and `options` are its arguments
-    after the input.
-    """
+    """The feature of each entry of the output from those of the input, int64; None if an entry mixes several."""
+    # The operation is `what`, a module, a function or a method's name; `rest` and `options` follow the input
     if done in ("identity", "each"):
         return ids.reshape(out.shape)
     if done == "window":
-        return _pooled(ids, axes, out)
+        if out.ndim != ids.ndim or ids.ndim <= axes:
+            return None
+        corner = ids
+        for axis in range(ids.ndim - axes, ids.ndim):
+            corner = corner.narrow(axis, 0, 1)
+        return corner.expand(out.shape) if bool((ids == corner).all()) else None  # a window of one feature
     if done == "average":
         given = {name: options[name] for name in ("dim", "keepdim") if name in options}
         low, high = (torch.as_tensor(pick(*rest, **given)) for pick in (ids.amin, ids.amax))
@@ -290,23 +280,6 @@ def _moved(
         name = what if isinstance(what, str) else what.__name__
         return torch.as_tensor(getattr(ids, "reshape" if name == "view" else name)(*rest, **options))
     return None
-
-
-def _pooled(ids: Tensor, axes: int, out: Tensor) -> Tensor | None:
-    # None if a window spans several features
-    if out.ndim != ids.ndim or ids.ndim <= axes:
-        return None
-    corner = ids
-    for axis in range(ids.ndim - axes, ids.ndim):
-        corner = corner.narrow(axis, 0, 1)
-    return corner.expand(out.shape) if bool((ids == corner).all()) else None
-
-
-def _features_read(module: nn.Module, ids: Tensor) -> Tensor | None:
-    """The feature of each input of a layer, or each channel of a norm; None if it reads several as one."""
-    rows = ids.movedim(_feature_axis(module, ids), -1)
-    first = rows[(0,) * (rows.ndim - 1)]
-    return first.clone() if bool((rows == first).all()) else None
 
 
 def _feature_axis(module: nn.Module, x: Tensor) -> int:
