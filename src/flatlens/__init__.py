@@ -54,48 +54,26 @@ if TYPE_CHECKING:
 from flatlens.version import __version__ as __version__
 
 # Imported on first use (PEP 562), so that `flatlens --help` never waits for torch.
-_HOME = {
-    "BoundsReport": "flatlens.bounds",
-    "Comparison": "flatlens.comparing",
-    "Compression": "flatlens.comparing",
-    "Cost": "flatlens.forecast",
-    "Estimate": "flatlens.estimate",
-    "FlatlensError": "flatlens.errors",
-    "Forgetting": "flatlens.comparing",
-    "GroupComparison": "flatlens.comparing",
-    "InvarianceReport": "flatlens.transforms",
-    "Lens": "flatlens.measures",
-    "LossPath": "flatlens.landscape",
-    "LossPlane": "flatlens.landscape",
-    "Problem": "flatlens.problem",
-    "Ranks": "flatlens.problem",
-    "Relations": "flatlens.statistics",
-    "Report": "flatlens.estimate",
-    "StaleLens": "flatlens.errors",
-    "Tracker": "flatlens.tracking",
-    "catalogue": "flatlens.measures",
-    "check_bounds": "flatlens.bounds",
-    "check_invariance": "flatlens.transforms",
-    "compare": "flatlens.comparing",
-    "compression": "flatlens.comparing",
-    "cost": "flatlens.forecast",
-    "forgetting": "flatlens.comparing",
-    "measure": "flatlens.measures",
-    "path": "flatlens.landscape",
-    "plane": "flatlens.landscape",
-    "relate": "flatlens.statistics",
-}
+_NAMES = {
+    "bounds": ("BoundsReport", "check_bounds"),
+    "comparing": (
+        "Comparison", "Compression", "Forgetting", "GroupComparison", "compare", "compression", "forgetting",
+    ),
+    "errors": ("FlatlensError", "StaleLens"),
+    "estimate": ("Estimate", "Report"),
+    "forecast": ("Cost", "cost"),
+    "landscape": ("LossPath", "LossPlane", "path", "plane"),
+    "measures": ("Lens", "catalogue", "measure"),
+    "problem": ("Problem", "Ranks"),
+    "statistics": ("Relations", "relate"),
+    "tracking": ("Tracker",),
+    "transforms": ("InvarianceReport", "check_invariance"),
+}  # fmt: skip
+_HOME = dict(sorted((name, f"flatlens.{home}") for home, names in _NAMES.items() for name in names))
 _MODULES = (
-    "bounds",
-    "curvature",
-    "distributions",
-    "landscape",
-    "measures",
-    "perturbation",
-    "statistics",
-    "tracking",
+    "bounds", "curvature", "distributions", "landscape", "measures", "perturbation", "statistics", "tracking",
     "transforms",
-)
+)  # fmt: skip
 __all__ = [*_HOME, *_MODULES]
 
 

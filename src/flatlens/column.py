@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from flatlens.deprecated_names import FORMER_TRANSFORMS, present_measure, present_part
 from flatlens.errors import BadInput
 
 BoundSide: TypeAlias = Literal["lhs", "rhs"]
 
-_SIDES = ("lhs", "rhs")
 _OPTIONS = r"""\((?:[^()'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")*\)"""
 _NAME = re.compile(rf"([^.@()\[\]]+(?:{_OPTIONS})?)(?:\.([^@\[\]]+))?(?:@([^@\[\]]+))?(?:\[(.*)\])?", re.DOTALL)
 
@@ -43,10 +42,7 @@ class Column:
     @staticmethod
     @lru_cache(maxsize=4096)
     def parse(name: str) -> Column:
-        """Return what a name says; one of another form is a measure's as a whole.
-
-        Former names of options, parts and transforms are read as the present ones.
-        """
+        """Return what a name says, also one with former names; one of another form is a measure's as a whole."""
         measure, part, transform, rule, layer = _fields(name)
         part, transform = present_part(measure, part), FORMER_TRANSFORMS.get(transform, transform)
         return Column(present_measure(measure), part, transform, rule, layer)
@@ -115,4 +111,4 @@ def _fields(name: str) -> tuple[str, str, str, str, str | None]:
 
 def _side(part: str) -> str:
     last = part.rpartition(".")[2]
-    return last if last in _SIDES else ""
+    return last if last in get_args(BoundSide) else ""

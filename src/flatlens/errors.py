@@ -194,14 +194,9 @@ class UnknownName(BadInput, KeyError):
 
     @classmethod
     def among(cls, what: str, name: object, known: Iterable[str], *, where: str = "", **place: Any) -> UnknownName:
-        """Return the error for `name`, with the nearest known names, whatever their case.
+        """Return the error for a `name` of the kind `what`, with the nearest known names, whatever their case.
 
-        Args:
-            what: The kind of name.
-            name: The unknown one.
-            known: The names that are known.
-            where: Words after the name, such as "in this report".
-            place: As for `BadInput`.
+        `where` has words for after the name; `place` is as for `BadInput`.
 
         >>> print(UnknownName.among("measure", "ML", ["mls", "nmls"]))
         unknown measure 'ML': did you mean mls, nmls?

@@ -196,11 +196,9 @@ class Report(Result, Mapping[Key, Estimate]):
         tensors: dict[str, Tensor] = {}
         rows = []
         for number, ((name, layer), e) in enumerate(self._estimates.items()):
-            arrays = {
-                **({"samples": e.samples} if e.samples is not None else {}),
-                **{f"arrays.{k}": v for k, v in e.arrays.items()},
-            }
-            tensors |= {f"{number}/{k}": v.detach().cpu().contiguous().clone() for k, v in arrays.items()}
+            arrays = {"samples": e.samples, **{f"arrays.{k}": v for k, v in e.arrays.items()}}
+            held = {k: v for k, v in arrays.items() if v is not None}
+            tensors |= {f"{number}/{k}": v.detach().cpu().contiguous().clone() for k, v in held.items()}
             scalars = {
                 f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")
             }

@@ -44,15 +44,10 @@ def write_whole(path: Path, content: bytes | str) -> Path:
 
 
 def require_writable(file: Path, named: str) -> None:
-    """Check before the work that a file can be written; `named` is what an error calls it.
-
-    Raises:
-        BadFolder: it is a folder, or its own folder does not exist, or may not be written to.
-    """
+    """Raise BadFolder, before the work, unless a file can be written; `named` is what the error calls it."""
     folder = file.absolute().parent
     if not folder.is_dir():
         raise BadFolder(f"{named}: there is no folder {file.parent}: make it first")
-    refused = f"{named}: cannot be written there: name a file in a folder that you may write to"
     if file.is_dir():
         raise BadFolder(f"{named}: this is a folder: name a file in it")
     try:
@@ -60,6 +55,7 @@ def require_writable(file: Path, named: str) -> None:
         first.touch()  # permissions do not tell: a file system may take no files
         first.unlink()
     except OSError as error:
+        refused = f"{named}: cannot be written there: name a file in a folder that you may write to"
         raise BadFolder(refused) from error
 
 
@@ -80,11 +76,8 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_checksums(folder: Path) -> None:
-    """Raise BadFolder, with the file's name, unless every file is unchanged since `write_checksums`.
-
-    A folder without checksums, from a version that wrote none, passes.
-    """
-    if not (folder / CHECKSUMS).exists():
+    """Raise BadFolder, with the file's name, unless every file is unchanged since `write_checksums`."""
+    if not (folder / CHECKSUMS).exists():  # earlier versions wrote none
         return
     try:
         recorded = dict(json.loads((folder / CHECKSUMS).read_text(encoding="utf-8")))
@@ -93,10 +86,8 @@ def require_checksums(folder: Path) -> None:
     for name, digest in recorded.items():
         path = folder / str(name)
         if not path.is_file() or _sha256(path) != digest:
-            raise BadFolder(
-                f"{name} "
-                f"{'has changed since it was written (its checksum differs)' if path.is_file() else 'is missing'}"
-            )
+            changed = "has changed since it was written (its checksum differs)"
+            raise BadFolder(f"{name} {changed if path.is_file() else 'is missing'}")
 
 
 def contents_of(path: Path) -> str:
@@ -137,13 +128,6 @@ def csv_of(table: pd.DataFrame) -> str:
     """Return a table as CSV with all digits: 17 identify a float64.
 
     Text of a user's that a spreadsheet would run as a formula has an apostrophe in front.
-
-    >>> import pandas as pd
-    >>> print(csv_of(pd.DataFrame({"layer": ["fc1", "=1+1", "'=1"], "value": [-1.5, 2.0, 3.0]})), end="")
-    layer,value
-    fc1,-1.5
-    '=1+1,2
-    ''=1,3
     """
     from pandas.api.types import is_numeric_dtype  # only here: pandas takes .3 s
 

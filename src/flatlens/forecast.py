@@ -33,7 +33,6 @@ FIRST, TRIAL = 2, FEW
 """Number of samples of the first two trials, of which one warms up, and of the last: doubled while that is quick."""
 
 _T = TypeVar("_T")
-
 SHARE = 8  #: a trial takes at most this part of the samples
 OF_AN_OUTPUT = 12 * 8
 """Bytes of each sample's output: losses, their derivatives and combinations hold about a dozen float64 copies."""
@@ -243,45 +242,38 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
     count, done = min(max(FIRST, least), most), list[_Trial]()
     # one trial of one sample is enough of a slow network: its searches take a known number of products, and its
     # weights' norms as long as many samples
-    slow = lens.problem.data.whole is not None and _of_a_sample(lens) > SLOW
+    slow = lens.problem.data.whole is not None and _run(lens, 1)[0].seconds > SLOW
     while not slow:
         done.append(_tried(lens, work, count, gauge))
         last = done[-1]
-        if last.seconds * n / last.n < short or (len(done) > 1 and (last.n >= most or _enough(done))):
+        enough = last.n >= most or last.took > (QUICK if len(done) > 2 else LONG)
+        if last.seconds * n / last.n < short or (len(done) > 1 and enough):
             break
         # the second trial is as large as the first, which warms up; a slow one is doubled once
         grown = 2 * count if last.took > QUICK else max(8, 2 * count)
         count = count if len(done) == 1 else min(most, grown)
     if slow:
         count = 1 if least <= FIRST else least
-        tried = _without_searches(lens.plan)
+        named, weights = [one.name for one in fields(Weight)], lens.plan.weights.items()
+        unsearched = {at: _Unsearched(**{name: getattr(weight, name) for name in named}) for at, weight in weights}
+        tried = replace(lens.plan, weights=dict[str, Weight](unsearched))
         done.append(_tried(lens, work, count, gauge, tried))
         norms = _norms_of_each_form(lens.plan, tried)
         return _extrapolated(lens, done, gauge, before or 0, whole, norms)
     gauge.begin()
-    return _extrapolated(lens, _evened(done), gauge, before or 0, whole)
-
-
-def _enough(done: list[_Trial]) -> bool:
-    return done[-1].took > (QUICK if len(done) > 2 else LONG)
-
-
-def _of_a_sample(lens: Lens) -> float:
-    """Return the seconds of a forward pass of one sample."""
-    return _run(lens, 1)[0].seconds
+    # As if each trial had had the same share of a processor: other work comes and goes between them
+    if all(one.own > 0 for one in done):
+        share = sum(one.own for one in done) / max(sum(one.took for one in done), 1e-9)
+        for number, one in enumerate(done):
+            scale = one.own / (share * max(one.took, 1e-9))
+            done[number] = replace(one, parts={name: scale * took for name, took in one.parts.items()})
+    return _extrapolated(lens, done, gauge, before or 0, whole)
 
 
 def _run(lens: Lens, count: int, gauge: Meter | None = None) -> tuple[_Taken, object]:
     some = lens.problem.place(next((lens.problem.data.whole or lens.problem.data).first(count).chunks(count)))
     with lens.problem.measuring(lens.model), torch.no_grad():
         return _weighed(lambda: lens.problem.run(lens.model, some), gauge or _gauge(lens))
-
-
-def _of_a_product(few: Lens) -> float:
-    """Return the seconds of a product with the Hessian, for each sample of a trial that had one with its checks."""
-    operator = Hessian(few.problem, model=few.model)
-    product, v = operator.on_every(1), torch.ones(operator.size, dtype=operator.dtype, device=operator.space.device)
-    return _weighed(lambda: product(v), _gauge(few))[0].seconds / few.problem.n
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,14 +290,6 @@ class _Unsearched(Weight):
 
 
 _NORMS = "searched_spectral_norm", "searched_kernel_norm"
-
-
-def _without_searches(plan: Plan) -> Plan:
-    weights: dict[str, Weight] = {
-        name: _Unsearched(**{one.name: getattr(weight, one.name) for one in fields(Weight)})
-        for name, weight in plan.weights.items()
-    }
-    return replace(plan, weights=weights)
 
 
 def _norms_of_each_form(plan: Plan, tried: Plan) -> float:
@@ -331,6 +315,7 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter,
         few.plan, few.rehearses = tried, True
     taken, found = _weighed(lambda: work(few), gauge)
     seconds, counts = taken.seconds, lens.problem.data.whole is not None
+    # Seconds and products of each part
     parts, products, numbers = {REST: seconds}, dict[str, int](), 0
     if isinstance(found, Report):
         rows = found.frame()
@@ -343,10 +328,16 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter,
         numbers = int((rows["layer"] == "").sum())
     parts |= {CHECKS: checks.seconds} if counts else {}
     took, own = seconds + counts * checks.seconds, taken.own + counts * checks.own
-    return _Trial(
-        few.problem.n, took, own, parts, products, few.products, numbers, taken.grown,
-        _held(few, found), _of_a_product(few) if few.rehearses and few.products else math.nan,
-    )  # fmt: skip
+    # The memory of what the work keeps, and the time of a product with the Hessian for each sample
+    kept = [*few.per_sample([]).values(), *few.residuals.values()]
+    if isinstance(found, Report):
+        kept += [tensor for e in found.values() for tensor in (e.samples, *e.arrays.values()) if tensor is not None]
+    held, product = sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values()), math.nan
+    if few.rehearses and few.products:
+        operator = Hessian(few.problem, model=few.model)
+        times, v = operator.on_every(1), torch.ones(operator.size, dtype=operator.dtype, device=operator.space.device)
+        product = _weighed(lambda: times(v), _gauge(few))[0].seconds / few.problem.n
+    return _Trial(few.problem.n, took, own, parts, products, few.products, numbers, taken.grown, held, product)
 
 
 class _Taken(NamedTuple):
@@ -363,13 +354,6 @@ def _weighed(work: Callable[[], _T], gauge: Meter) -> tuple[_Taken, _T]:
     return _Taken(seconds, own, grown), found
 
 
-def _held(lens: Lens, found: object) -> int:
-    kept = [*lens.per_sample([]).values(), *lens.residuals.values()]
-    if isinstance(found, Report):
-        kept += [tensor for e in found.values() for tensor in (e.samples, *e.arrays.values()) if tensor is not None]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
-
-
 def _few(lens: Lens, count: int) -> Lens:
     """Return a lens on the first samples that shares what is known about the network."""
     some = (lens.problem.data.whole or lens.problem.data).first(count)
@@ -381,26 +365,10 @@ def _few(lens: Lens, count: int) -> Lens:
     return found
 
 
-def _evened(done: list[_Trial]) -> list[_Trial]:
-    """Return the trials as if each had had the same share of a processor: other work comes and goes between them."""
-    share = sum(one.own for one in done) / max(sum(one.took for one in done), 1e-9)
-    if not all(one.own > 0 for one in done):
-        return done
-    scales = [one.own / (share * max(one.took, 1e-9)) for one in done]
-    return [
-        replace(one, parts={name: scale * took for name, took in one.parts.items()})
-        for one, scale in zip(done, scales, strict=True)
-    ]
-
-
 def _extrapolated(
-    lens: Lens,
-    done: list[_Trial],
-    gauge: Meter,
-    before: float,
-    whole: bool,
-    norms: float = 0.0,
+    lens: Lens, done: list[_Trial], gauge: Meter, before: float, whole: bool, norms: float = 0.0
 ) -> Forecast:
+    # Seconds of each part
     first, last, n = done[0], done[-1], _samples_of(lens)
     parts = {}
     for name, took in last.parts.items():
@@ -417,6 +385,9 @@ def _extrapolated(
         shared = name == PASS or PASS not in last.parts  # of the rest, what no sample adds to comes once
         parts[name] = seconds_of(points, n, chunk(lens, n) if shared else n) / lens.problem.ranks.size
     once = max(0.0, first.seconds - done[1].seconds) if whole and len(done) > 1 else 0.0
+    if norms:
+        parts[NORMS] = norms
+    # Memory: by rule, or from the trials
     found = by_rule(lens)
     peak, least, more, used = found.peak, found.least, found.more, gauge.used()
     if last.grown is not None and used is not None:
@@ -425,22 +396,16 @@ def _extrapolated(
         results = max(0, last.results - first.results) / max(1, last.n - first.n)
         more = last.grown + slope * (together - tried) + results * (n - last.n)
         peak, least = used + more, used + max(0.0, more - slope * (together - 1))
-    if norms:
-        parts[NORMS] = norms
     if CHECKS in parts and used is not None and peak is not None and least is not None:
-        # the checks have chunks of their own, of which --memory says nothing
-        more = max(more or 0.0, _of_the_checks(lens, gauge) * min(n, FORWARD_CHUNK))
+        # the checks have chunks of their own, of which --memory says nothing: the bytes of one more sample in each
+        few, many = (min(count, n) for count in FORWARDS)
+        little, much = (_run(lens, count, gauge)[0].grown or 0.0 for count in (few, many))
+        slope = (much - little) / (many - few) if many > few else much / many
+        slope = max(0.0, min(slope, much / many))  # memory that is not given back makes a slope too large
+        more = max(more or 0.0, slope * min(n, FORWARD_CHUNK))
         peak, least = max(peak, used + more), max(least, used + more)
     peak = None if peak is None else max(peak, before)
     return Forecast(peak, least, more, found.left, parts, once, last.products, last.in_all, last.numbers)
-
-
-def _of_the_checks(lens: Lens, gauge: Meter) -> float:
-    """Return the bytes of one more sample in a forward pass."""
-    few, many = (min(count, _samples_of(lens)) for count in FORWARDS)
-    less, more = (_run(lens, count, gauge)[0].grown or 0.0 for count in (few, many))
-    slope = (more - less) / (many - few) if many > few else more / many
-    return max(0.0, min(slope, more / many))  # memory that is not given back makes a slope too large
 
 
 def _checked(n: int) -> int:
@@ -453,9 +418,6 @@ def seconds_of(points: list[tuple[int, float]], n: int, together: int) -> float:
 
     The line through the last two points is the time of a sample and what is left with none. Of the latter, some comes
     once and some with each chunk (the more, the larger the weights): it is counted by the geometric mean.
-
-    >>> seconds_of([(8, 1.8), (16, 2.6)], 1000, 250), seconds_of([(2, 3.0)], 100, 250)
-    (102.0, 150.0)
     """
     (m, took), (fewer, less) = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
     each = took / m if fewer == m else min(max(0.0, (took - less) / (m - fewer)), took / m)
@@ -463,24 +425,18 @@ def seconds_of(points: list[tuple[int, float]], n: int, together: int) -> float:
 
 
 def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
-    """Return the bytes of one more sample in a chunk, the larger of two numbers.
-
-    The plan counts what outlives a chunk, which a trial of one chunk does not show. A trial counts searches and the
-    loss, which the plan does not know.
-    """
+    """Return the bytes of one more sample in a chunk."""
+    # The plan counts what outlives a chunk, which a trial of one does not show; a trial counts searches and the loss
     apart = chunk(lens, last.n) - chunk(lens, first.n)
     return max(((last.grown or 0.0) - (first.grown or 0.0)) / apart if apart else 0.0, _per_sample(lens))
 
 
 def by_rule(lens: Lens) -> Forecast:
     """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
-    gauge = _gauge(lens)
+    gauge, each = _gauge(lens), _per_sample(lens)
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
-    more = fixed + _per_sample(lens) * chunk(lens, _samples_of(lens))
-    used = gauge.used()
-    if used is None:
-        return Forecast(None, None, more, gauge.left())
-    return Forecast(used + more, used + fixed + _per_sample(lens), more, gauge.left())
+    more, used, left = fixed + each * chunk(lens, _samples_of(lens)), gauge.used(), gauge.left()
+    return Forecast(None, None, more, left) if used is None else Forecast(used + more, used + fixed + each, more, left)
 
 
 def chunk(lens: Lens, n: int) -> int:

@@ -7,7 +7,7 @@ import gc
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 if TYPE_CHECKING:
     import torch
@@ -16,20 +16,8 @@ if TYPE_CHECKING:
 GROUP = Path("/sys/fs/cgroup")
 
 
-class Meter(Protocol):
-    """Bytes of memory on one device; None where they cannot be read."""
-
-    def used(self) -> int | None:
-        """Return the memory in use now."""
-
-    def peak(self) -> int | None:
-        """Return the largest memory in use since `begin`, or since the process started."""
-
-    def begin(self) -> bool:
-        """Reset the peak and give freed memory back; return whether this is possible here."""
-
-    def left(self) -> int | None:
-        """Return the memory that is still free."""
+Meter: TypeAlias = "OfProcess | OfCuda"
+"""Bytes on one device: `used` now, at the `peak` since `begin`, and `left`; None where they cannot be read."""
 
 
 def meter(device: torch.device) -> Meter:
@@ -50,11 +38,8 @@ class OfProcess:
         return _field("/proc/self/status", "VmHWM")
 
     def begin(self) -> bool:
-        """Return whether the kernel lets a process reset its peak.
-
-        The C library keeps freed memory and uses it for the next allocations, which would then not be counted: it is
-        returned to the system first.
-        """
+        """Reset the peak and give freed memory back; return whether the kernel lets a process do so."""
+        # The C library uses freed memory that it keeps for the next allocations, which would then not be counted
         gc.collect()
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

@@ -34,15 +34,6 @@ class Aside:
     """A side output, called as its function is. Its first error is a warning; later ones pass silently.
 
     What is no `Exception`, such as KeyboardInterrupt, is raised: it stops the work.
-
-    >>> with warnings.catch_warnings(record=True) as told:
-    ...     warnings.simplefilter("always")
-    ...     log = Aside("the log", lambda number: print(1 / number))
-    ...     log(1), log(0), log(0)
-    1.0
-    (True, False, False)
-    >>> [str(one.message) for one in told]
-    ['the log failed (ZeroDivisionError: division by zero): the work continues without it']
     """
 
     def __init__(self, what: str, function: Callable[..., object]) -> None:
@@ -90,11 +81,7 @@ SURE = 10.0  #: seconds of work before its duration is extrapolated: a busy mach
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration in words.
-
-    >>> in_words(3.2), in_words(100), in_words(7300)
-    ('3 s', '2 min', '2.0 h')
-    """
+    """Return a duration in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -156,13 +143,9 @@ def beside(progress: Progress | None) -> Progress | None:
 
 @final
 class Watch:
-    """A `Progress` that passes reports on, and refuses work whose expected duration is above the limit.
+    """A `Progress` that passes reports on, and refuses work whose expected duration is above the limit, in seconds.
 
-    Args:
-        progress: Gets the reports; None: nobody.
-        limit: The seconds that the work of one measure or bound may be expected to take.
-        where: The name of the call, for the error.
-        less: The ways to less work, for the error.
+    `where`, the name of the call, and `less`, the ways to less work, are for the error.
     """
 
     def __init__(
@@ -202,20 +185,13 @@ class Watch:
             del self._loops[what]
 
     def allow(self, count: int, seconds: float, what: str = PRODUCTS, mend: str = "") -> None:
-        """Refuse work of this duration if it is above the limit; `mend` says how the measure takes less.
-
-        Raises:
-            TooLong: it is.
-        """
+        """Raise TooLong if work of this duration is above the limit; `mend` says how the measure takes less."""
         if seconds <= self.limit:
             return
         takes = f"{count:,} {what} would take about {in_words(seconds)}"
-        raise TooLong(
-            (takes, f", more than the {in_words(self.limit)} that are allowed"),
-            value=Code(self.within or self._measure),
-            remedy=(f"{mend}{self._less}, or allow it: ", Give("anyway", True)),
-            call=self._where,
-        )
+        both, less = (takes, f", more than the {in_words(self.limit)} that are allowed"), f"{mend}{self._less}"
+        remedy = (f"{less}, or allow it: ", Give("anyway", True))
+        raise TooLong(both, value=Code(self.within or self._measure), remedy=remedy, call=self._where)
 
 
 if TYPE_CHECKING:
@@ -270,14 +246,9 @@ class Bar:
     """
 
     def __init__(
-        self,
-        announcement: str = "",
-        *,
-        stage: str = "working",
-        prefix: str = "",
-        delay: float | None = None,
+        self, announcement: str = "", *, stage: str = "working", prefix: str = "", delay: float | None = None,
         pause: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.announcement = announcement
         self._prefix, self._stage = prefix, stage
         self._delay = DELAY if delay is None else delay

@@ -96,8 +96,15 @@ class Result(ABC):
             taken: list[Any] = []
             made_by = {"schema": SCHEMA, "flatlens": __version__}
             table = json.dumps(_without_seconds({**made_by, **content, "about": self.about}, taken))
-            header = {f"flatlens.{self._KIND}": table, _DIGEST: _digest(table, tensors), _SECONDS: _guarded(taken)}
-            write_whole(Path(path), _in_order(save(tensors, metadata=header)))
+            # Times with a checksum of their own: that of the results must not depend on them
+            times = json.dumps({"values": taken, "sha256": _sha256(taken)})
+            header = {f"flatlens.{self._KIND}": table, _DIGEST: _digest(table, tensors), _SECONDS: times}
+            # The header in order: safetensors writes metadata in any order
+            saved = save(tensors, metadata=header)
+            end = 8 + int.from_bytes(saved[:8], "little")
+            ordered = json.dumps(json.loads(saved[8:end]), sort_keys=True, separators=(",", ":")).encode()
+            ordered += b" " * (-len(ordered) % 8)
+            write_whole(Path(path), len(ordered).to_bytes(8, "little") + ordered + saved[end:])
         except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
             where = f"{type(self).__name__}.save({str(path)!r})"
             raise BadFolder(f"{where}: the file cannot be written ({one_line(error)})") from error
@@ -124,9 +131,10 @@ class Result(ABC):
             if header.get(_DIGEST, digest) != digest:  # earlier versions wrote none
                 raise ValueError("its checksum does not match its contents: the file was damaged or edited")
             plain = json.loads(table)
-            times = _unguarded(header[_SECONDS]) if _SECONDS in header else []  # earlier versions wrote none
-            plain = _with_seconds(plain, iter(times))
-            return cls._restored(plain, tensors)
+            times = json.loads(header[_SECONDS]) if _SECONDS in header else {"values": []}  # earlier ones wrote none
+            if _SECONDS in header and _sha256(times["values"]) != times["sha256"]:
+                raise ValueError("the checksum of its times does not match: the file was damaged")
+            return cls._restored(_with_seconds(plain, iter(times["values"])), tensors)
         except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError, RecursionError) as error:
             what = f"not a saved {cls._KIND} ({one_line(error)})"
             raise BadInput(what, value=str(path), call=f"{cls.__name__}.load") from error
@@ -154,25 +162,8 @@ def _next(taken: Iterator[Any]) -> Any:
     raise ValueError("it lacks its times: it was damaged")
 
 
-def _guarded(taken: list[Any]) -> str:
-    """Return values as JSON with a checksum of their own: that of the results must not depend on them."""
-    return json.dumps({"values": taken, "sha256": hashlib.sha256(json.dumps(taken).encode()).hexdigest()})
-
-
-def _unguarded(text: str) -> list[Any]:
-    held = json.loads(text)
-    values: list[Any] = held["values"]
-    if hashlib.sha256(json.dumps(values).encode()).hexdigest() != held["sha256"]:
-        raise ValueError("the checksum of its times does not match: the file was damaged")
-    return values
-
-
-def _in_order(content: bytes) -> bytes:
-    """Return a safetensors file with its header in order: safetensors writes metadata in any order."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+def _sha256(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _digest(table: str, tensors: Mapping[str, Tensor]) -> str:

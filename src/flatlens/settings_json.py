@@ -35,11 +35,7 @@ class Options(dict[str, Any]):
 
 
 def as_plain(value: Any) -> Any:
-    """Return a value as dicts, lists, strings, numbers, booleans and None.
-
-    Raises:
-        BadInput: the value has no such form.
-    """
+    """Return a value as dicts, lists, strings, numbers, booleans and None; BadInput where it has no such form."""
     if is_dataclass(value) and not isinstance(value, type):
         return {"type": type(value).__name__, **{f.name: as_plain(getattr(value, f.name)) for f in fields(value)}}
     if isinstance(value, tuple | list):
@@ -52,17 +48,12 @@ def as_plain(value: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         return as_plain(value.item())
-    raise BadInput(
-        f"settings contain a {type(value).__name__}: only numbers, strings, tuples and frozen dataclasses are allowed"
-    )
+    allowed = "only numbers, strings, tuples and frozen dataclasses are allowed"
+    raise BadInput(f"settings contain a {type(value).__name__}: {allowed}")
 
 
 def from_plain(plain: Any, known: Mapping[str, type]) -> Any:
-    """Return what `as_plain` was given; lists come back as tuples. Fields left out have their defaults.
-
-    Raises:
-        BadInput: a type that is not `known`, or fields that do not fit it.
-    """
+    """Return what `as_plain` was given, of `known` types; lists come back as tuples, fields left out have defaults."""
     if isinstance(plain, list):
         return tuple(from_plain(each, known) for each in plain)
     if not isinstance(plain, dict):
@@ -76,18 +67,24 @@ def from_plain(plain: Any, known: Mapping[str, type]) -> Any:
 
 
 def made(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return `kind(**values)`, settings whose values have the types that its fields ask for.
+    """Return `kind(**values)`, settings whose values have the types that its fields ask for; else raise BadInput.
 
     >>> from dataclasses import make_dataclass
     >>> made(make_dataclass("Point", [("x", int)]), {"x": "east"})
     Traceback (most recent call last):
         ...
     flatlens.errors.BadInput: Point(x='east'): expected a whole number of at most 64 bits
-
-    Raises:
-        BadInput: a value of another type, an unknown field, a missing one, or an impossible value.
     """
-    _require_fields(kind, values)
+    # Each value has a field, and each field without a default its value
+    if is_dataclass(kind):
+        of, known = getattr(kind, "__name__", str(kind)), {field.name: field for field in fields(kind) if field.init}
+        for name in values:
+            if name not in known:
+                raise UnknownName.among("setting", name, known, where=f"of {of}")
+        needed = [n for n, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+        if missing := [name for name in needed if name not in values]:
+            raise BadInput(f"{of} needs {' and '.join(missing)}: write {of}({', '.join(f'{n}=...' for n in missing)})")
+    # Each value has its field's type
     hints = _hints(kind)
     for name, value in values.items():
         if name in hints and not fits(value, hints[name]):
@@ -98,19 +95,6 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"the settings of a {kind.__name__} do not fit: {one_line(error)}") from error
-
-
-def _require_fields(kind: Any, values: Mapping[str, Any]) -> None:
-    """Refuse names that are not fields of a dataclass, and fields without a value."""
-    if not is_dataclass(kind):
-        return
-    of, known = getattr(kind, "__name__", str(kind)), {field.name: field for field in fields(kind) if field.init}
-    for name in values:
-        if name not in known:
-            raise UnknownName.among("setting", name, known, where=f"of {of}")
-    needed = [n for n, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
-    if missing := [name for name in needed if name not in values]:
-        raise BadInput(f"{of} needs {' and '.join(missing)}: write {of}({', '.join(f'{n}=...' for n in missing)})")
 
 
 @cache
@@ -148,13 +132,8 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) and origin is None else True
 
 
-_WORDS = {
-    float: "a number",
-    int: "a whole number of at most 64 bits",
-    str: "a word",
-    bool: "True or False",
-    NoneType: "None",
-}
+_NUMBERS = {float: "a number", int: "a whole number of at most 64 bits"}
+_WORDS = {**_NUMBERS, str: "a word", bool: "True or False", NoneType: "None"}
 
 
 def _in_words(hint: Any) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, final
@@ -28,7 +29,7 @@ OURS = str(Path(__file__).parent)
 _read: dict[str, str] = {}
 """The hash of the code of each file of the user's that this process has read, by its whole path."""
 _taken: dict[str, tuple[Path, bool]] = {}
-"""By its name: a module or package, without its ending, that files of the user's import from beside them.
+"""By name: the place, without its ending, of a module that files of the user's import from beside them.
 
 With it: whether one of them imports it in a function, so perhaps later.
 """
@@ -54,7 +55,8 @@ def load(spec: str, argument: str) -> object:
     path, name = file_and_name(spec)
     file = spec.removesuffix(f":{name}")
     module = _module(path, argument)
-    public = [n for n, value in vars(module).items() if not n.startswith("_") and _made_here(value, module)]
+    callables = {n: each for n, each in vars(module).items() if not n.startswith("_") and callable(each)}
+    public = [n for n, each in callables.items() if getattr(each, "__module__", None) == module.__name__]
     if not name:
         raise BadInput(f"{argument}: {spec!r} names no function: write {file}:NAME ({_listing(file, public)})")
     if not hasattr(module, name):
@@ -107,9 +109,8 @@ class users_code:  # noqa: N801 (a context; one made of a generator would let a 
 
 def said(error: BaseException) -> str:
     """Return one line on an error of the user's code: its type, message, and the user's own line where it arose."""
-    if re.match(
-        r"Caught \w+ in \w+ worker process", text := message_of(error)
-    ):  # the text of a traceback, from another process
+    text = message_of(error)
+    if re.match(r"Caught \w+ in \w+ worker process", text):  # the text of a traceback, from another process
         places = [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+)', text)]
         return " ".join(text.split("\n  ")[-1].splitlines()[1:])[:200] + _last_own(places)
     frames = traceback.extract_tb(error.__traceback__)[1:]
@@ -142,9 +143,8 @@ def arguments(function: Callable[..., object]) -> dict[str, Any]:
     {'width': None, 'depth': 2}
     """
     named = [p for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {
-        p.name: None if p.default is p.empty else p.default for p in named if p.default is p.empty or _plain(p.default)
-    }
+    defaults = {p.name: None if p.default is p.empty else p.default for p in named}
+    return {name: default for name, default in defaults.items() if _plain(default)}
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
@@ -161,11 +161,7 @@ def _plain(value: object) -> bool:
 
 
 def file_and_name(spec: str) -> tuple[Path, str]:
-    """Return the file of `file.py:name` or `package.module:name`, and the name; empty where there is none.
-
-    >>> file_and_name("nets/mine.py:build")[1], file_and_name("mine.py")[1]
-    ('build', '')
-    """
+    """Return the file of `file.py:name` or `package.module:name`, and the name; empty where there is none."""
     if ".py:" in spec:
         file, _, name = spec.rpartition(":")
         return Path(file), name
@@ -253,44 +249,34 @@ def _nodes(file: Path) -> list[ast.AST]:
 
 
 def _sources(path: Path) -> tuple[list[Path], dict[str, tuple[Path, bool]]]:
-    """Return a file and those of its package or beside it that it imports, and what these import by whole names.
-
-    The latter in the form of `_taken`.
-    """
+    """Return a file and those of its package or beside it that it imports, and, as in `_taken`, their whole names."""
     root, names = _package_of(path)
     parents = [root.joinpath(*names[:length]) for length in range(1, len(names))]
     files = [path, *(init for folder in parents if (init := folder / "__init__.py").is_file() and init != path)]
     whole: dict[str, tuple[Path, bool]] = {}
     for file in files:  # grows while it is walked
-        nodes = sorted(_nodes(file), key=lambda node: isinstance(node, ast.ImportFrom))
+        nodes = _nodes(file)
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         late = {inner for function in functions for inner in ast.walk(function)}
-        for node in nodes:
+        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in sorted(imports, key=lambda node: isinstance(node, ast.ImportFrom)):
             relative = isinstance(node, ast.ImportFrom) and node.level
             bases = [*file.parents][relative - 1 : relative] if relative else dict.fromkeys((root, path.parent))
-            for base, name in [(base, name) for base in bases for name in _imports(node)]:
-                found = _modules(base, name)
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:  # those of a `from` may be no modules
+                names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            for base, name in product(bases, names):
+                # the files of a module and of the packages around it; what is not a module is left out
+                parts = name.split(".")
+                at = [base.joinpath(*parts[:length]) for length in range(1, len(parts) + 1)]
+                paths = [path for each in at for path in (each.with_suffix(".py"), each / "__init__.py")]
+                found = [one for one in paths if one.is_file()]
                 files += [near for near in found if near not in files]
                 if found and not relative:
                     place, is_late = whole.get(first := name.partition(".")[0], (base / name.partition(".")[0], False))
                     whole[first] = place, is_late or node in late
     return files, whole
-
-
-def _imports(node: ast.AST) -> list[str]:
-    """Return the names that a node of code imports; those of a `from` may be no modules."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-    return []
-
-
-def _modules(base: Path, name: str) -> list[Path]:
-    """Return the files of a module and of the packages around it in a folder; what is not a module is left out."""
-    parts = name.split(".")
-    at = [base.joinpath(*parts[:length]) for length in range(1, len(parts) + 1)]
-    return [one for each in at for one in (each.with_suffix(".py"), each / "__init__.py") if one.is_file()]
 
 
 def _module(path: Path, argument: str) -> ModuleType:
@@ -301,8 +287,13 @@ def _module(path: Path, argument: str) -> ModuleType:
     path = path.resolve()
     _require_own(path, argument)
     root, names = _package_of(path)
+    # Search the folders for modules after Python's own, which no file of the user's may hide, and before packages
     for folder in dict.fromkeys((str(path.parent), str(root))):
-        _search(folder)
+        with suppress(ValueError):
+            sys.path.remove(folder)
+        python = sysconfig.get_path("stdlib")
+        own = [at for at, place in enumerate(sys.path, 1) if place.startswith(python) and "-packages" not in place]
+        sys.path.insert(max(own, default=0), folder)
     top = root / names[0] if len(names) > 1 or path.name == "__init__.py" else path
     # Keyed by the whole path: MODEL and DATA in one file load it once, and a data.py hides no package called data.
     key = f"{names[0]}_{hashlib.sha256(os.fsencode(top)).hexdigest()[:8]}"
@@ -336,15 +327,6 @@ def _run(key: str, top: Path, argument: str) -> None:
     except BaseException:
         del sys.modules[key]
         raise
-
-
-def _search(folder: str) -> None:
-    """Search a folder for modules after Python's own, which no file of the user's may hide, and before packages."""
-    with suppress(ValueError):
-        sys.path.remove(folder)
-    python = sysconfig.get_path("stdlib")
-    own = [at for at, place in enumerate(sys.path, 1) if place.startswith(python) and "-packages" not in place]
-    sys.path.insert(max(own, default=0), folder)
 
 
 def _is_free(package: Path) -> bool:
@@ -384,10 +366,6 @@ def _place(module: ModuleType | None) -> Path | None:
         return Path(folder).resolve()
     file = getattr(module, "__file__", None)
     return Path(file).resolve().with_suffix("") if file else None
-
-
-def _made_here(value: object, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _listing(file: str, public: list[str]) -> str:
