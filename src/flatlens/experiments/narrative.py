@@ -33,9 +33,6 @@ FEW_UNITS = 20
 
 # ---- the answer
 
-MOST_CAVEATS = 2
-"""Number of caveats that the answer names; the findings have all."""
-
 
 def answer_of_study(
     study: Study,
@@ -47,14 +44,8 @@ def answer_of_study(
 ) -> list[str]:
     """Return at most three sentences: what is the case, how certain, what speaks against it.
 
-    Args:
-        study: its settings.
-        within: the relations with the gap inside groups of equal settings.
-        coefficients: the relations with the gap, also given the training loss, and in each kind of networks:
-            `gap_correlations`.
-        levels: the differences between the levels of each axis of words.
-        left_out: number of networks that failed, or are left out of every relation.
-        unfinished: number of networks that are not finished.
+    `within` and `coefficients` are a result's tables (`gap_correlations`), `levels` those of each axis of words;
+    `left_out` networks failed, or are left out of every relation.
     """
     names = measure_names(study.quantities)
     rows, given = (_with_gap(names, coefficients, of) for of in (TITLES, GIVEN_LOSS))
@@ -74,7 +65,6 @@ def answer_of_study(
     ]
     inside, fixed = alike[0] if alike else (None, "")
     among = "networks that differ in the seed alone" if ONLY_SEED in fixed else f"networks with {fixed}"
-    certain = _certain(rows, None if inside is None else f"among {among}, r = {interval_of(inside, 'pearson')}")
     if best["p_holm"] < SIGNIFICANCE and inside is not None and not is_clear(inside):
         caveats.append("the settings may move both sides")
     if turned := turned_by_kind(coefficients):
@@ -82,8 +72,33 @@ def answer_of_study(
         kinds = f": {two['kind'].iloc[0]}, {two['kind'].iloc[1]}" if len(turned) == 1 else ""
         told = f"{len(turned)} measures correlate" if len(turned) > 1 else f"{name} correlates"
         caveats.append(f"{told} positively in one kind of networks and negatively in another{kinds}")
-    last = "; ".join([*caveats[:MOST_CAVEATS], "correlation is not causation"])
-    what = _what(rows, given, best)
+    last = "; ".join([*caveats[:2], "correlation is not causation"])  # the findings have all
+    # what is the case: the measure that correlates most, and how many do
+    across, name, r = f"Across {rows[0]['n']} networks", best["x"], f"r = {interval_of(best, 'pearson')}"
+    if given:
+        whole = next((interval_of(row, "pearson") for row in rows if row["x"] == name), "undefined")
+        r = f"{r} given the training loss, r = {whole} without it"
+    found, of = _significant(given or rows), len(given or rows)
+    counts = f"{'given the loss, ' if given else ''}{how_many(found, of)}"
+    none = "no measure correlates significantly with the generalisation gap"
+    if found:
+        what = f"{across}, {name} correlates most strongly with the generalisation gap: {r}; {counts}."
+    elif given:
+        what = f"{across}, {none} given the training loss; most is left of {name}: {r}."
+    else:
+        what = f"{across}, {none}; the strongest is {name}: {r}."
+    # how certain that is
+    units = int(rows[0]["units"])
+    independent = count_of(units, f"independent {'seed' if units < rows[0]['n'] else 'network'}")
+    if units < FEWEST_UNITS:
+        few = f"{'is' if units == 1 else 'are'} too few to decide"
+        certain = f"How certain: {independent} {few}; take {FEWEST_UNITS} or more, as in --set seed=0:6"
+    else:
+        rough = f", rough below {FEW_UNITS}" if units < FEW_UNITS else ""
+        corrected = f"Holm-corrected over {count_of(len(rows), 'measure')}"
+        certain = f"How certain: 95% intervals over {independent}{rough}, {corrected}"
+        if inside is not None:
+            certain += f"; among {among}, r = {interval_of(inside, 'pearson')}"
     return [*first, what, f"{certain}; caveat: {last}."] if first else [what, f"{certain}.", f"Caveat: {last}."]
 
 
@@ -127,33 +142,6 @@ def _headline(rows: Sequence[pd.Series]) -> pd.Series:
     return (_significant(rows) or rows)[0]
 
 
-def _what(rows: Sequence[pd.Series], given: Sequence[pd.Series], best: pd.Series) -> str:
-    across, name, r = f"Across {rows[0]['n']} networks", best["x"], f"r = {interval_of(best, 'pearson')}"
-    if given:
-        whole = next((interval_of(row, "pearson") for row in rows if row["x"] == name), "undefined")
-        r = f"{r} given the training loss, r = {whole} without it"
-    found, of = _significant(given or rows), len(given or rows)
-    counts = f"{'given the loss, ' if given else ''}{how_many(found, of)}"
-    if found:
-        return f"{across}, {name} correlates most strongly with the generalisation gap: {r}; {counts}."
-    none = "no measure correlates significantly with the generalisation gap"
-    if given:
-        return f"{across}, {none} given the training loss; most is left of {name}: {r}."
-    return f"{across}, {none}; the strongest is {name}: {r}."
-
-
-def _certain(rows: Sequence[pd.Series], inside: str | None) -> str:
-    units = int(rows[0]["units"])
-    independent = count_of(units, f"independent {'seed' if units < rows[0]['n'] else 'network'}")
-    if units < FEWEST_UNITS:
-        few = f"{'is' if units == 1 else 'are'} too few to decide"
-        return f"How certain: {independent} {few}; take {FEWEST_UNITS} or more, as in --set seed=0:6"
-    corrected = f"Holm-corrected over {count_of(len(rows), 'measure')}"
-    rough = f", rough below {FEW_UNITS}" if units < FEW_UNITS else ""
-    told = f"How certain: 95% intervals over {independent}{rough}, {corrected}"
-    return f"{told}; {inside}" if inside else told
-
-
 # ---- the findings
 
 
@@ -171,11 +159,9 @@ def findings(
     return [
         *_population(study, networks, kept, unfinished, failed),
         *_against_gap(study.quantities, relations),
-        *_settings(study.quantities, relations),
-        *_within(study, within),
+        *_over_settings(study, relations, within),
         *_reversals(study, relations, within, coefficients),
-        *_twins(study.base.measures, networks),
-        _intervals(study, kept),
+        *_certainty(study, networks, kept),
     ]
 
 
@@ -184,7 +170,19 @@ def _population(
 ) -> Iterator[str]:
     elsewhere = isinstance(study.base.training, TrainedElsewhere)
     steps = "" if elsewhere or not len(kept) else f", after {_range(kept['steps'], ',')} steps"
-    first = f"{len(kept)} of {len(study.networks())} networks {_goal(study)}{steps}."
+    if isinstance(study.base.training, TrainedElsewhere):
+        goal = "(trained outside flatlens) are measured"
+    else:
+        train, until = study.base.data.train, study.base.training.until
+        samples = f"{train} training samples" if train else "training samples"
+        low = None if until.loss_below is None else f"loss below {until.loss_below:g}"
+        right = None if until.accuracy is None else f"accuracy at least {until.accuracy:g}"
+        flat = None if until.gradient_norm is None else f"gradient norm at most {until.gradient_norm:g}"
+        told = " and ".join(filter(None, (low, right, flat)))
+        goal = f"reach {told} on their {samples}" if told else f"completed training on their {samples}"
+        if until.accuracy == 1 and low:
+            goal = f"interpolate their {samples} (accuracy 1, {low})"
+    first = f"{len(kept)} of {len(study.networks())} networks {goal}{steps}."
     if {"test_accuracy", GAP.column} <= set(kept) and len(kept):
         yield (
             f"{first} Their test accuracy is {_range(kept['test_accuracy'])}, their generalisation gap (test loss "
@@ -206,23 +204,6 @@ def _population(
         yield f"{count_of(unfinished, 'network')} {is_or_are(unfinished)} not finished: this is a partial result."
 
 
-def _goal(study: Study) -> str:
-    if isinstance(study.base.training, TrainedElsewhere):
-        return "(trained outside flatlens) are measured"
-    train, until = study.base.data.train, study.base.training.until
-    samples = f"{train} training samples" if train else "training samples"
-    low = "" if until.loss_below is None else f"loss below {until.loss_below:g}"
-    if until.accuracy == 1 and low:
-        return f"interpolate their {samples} (accuracy 1, {low})"
-    conditions = [
-        low,
-        "" if until.accuracy is None else f"accuracy at least {until.accuracy:g}",
-        "" if until.gradient_norm is None else f"gradient norm at most {until.gradient_norm:g}",
-    ]
-    told = " and ".join(filter(None, conditions))
-    return f"reach {told} on their {samples}" if told else f"completed training on their {samples}"
-
-
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterator[str]:
     rows = with_gap(measure_names(quantities), relations)
     found = strongest_first(clear(rows))
@@ -241,8 +222,9 @@ def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Ite
         yield f"No clear correlation with the gap ({why}): {_listed(unclear)}."
 
 
-def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterator[str]:
-    for setting in (q for q in quantities if q.role == "setting"):
+def _over_settings(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> Iterator[str]:
+    """Yield what correlates with a setting, and what with the gap where settings are fixed."""
+    for setting in (q for q in study.quantities if q.role == "setting"):
         name = setting.name.removesuffix(" (log)")
         for target, fewer, more in (
             (SHARPNESS, "flatter minima", "sharper minima"), (GAP, "smaller gaps", "larger gaps"),
@@ -255,9 +237,6 @@ def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterat
                 yield f"A larger {name} correlates with {fewer if row['kendall'] < 0 else more}: {tau}."
             else:
                 yield f"No clear effect of the {name} on the {target.name}: {tau}."
-
-
-def _within(study: Study, within: pd.DataFrame) -> Iterator[str]:
     for group, words in trained_alike(study).items():
         if not (rows := with_fixed(within, group, measure_names(study.quantities))):
             continue
@@ -290,27 +269,24 @@ def _reversals(
         yield f"Between kinds of networks the sign of r changes for {_first_four(between)}."
 
 
-def _twins(measures: Sequence[str], networks: pd.DataFrame) -> Iterator[str]:
-    present = [name for name in measures if name in networks and networks[name].nunique() > 1]
+def _certainty(study: Study, networks: pd.DataFrame, kept: pd.DataFrame) -> Iterator[str]:
+    """Yield which measures are the same number here, then how certain the intervals are."""
+    present = [name for name in study.base.measures if name in networks and networks[name].nunique() > 1]
     for a, b in combinations(present, 2):
         if np.allclose(networks[a], networks[b], 1e-9, 0, equal_nan=True):
             yield f"On these networks {b} equals {a}, for this loss and activation."
-
-
-def _intervals(study: Study, kept: pd.DataFrame) -> str:
     column = unit_column(study.varied)
     units, unit = kept[column].nunique(), "network" if column == "key" else "seed"
-    if not units:
-        return "There are no intervals: no network reached the end of its training."
     independent = count_of(units, f"independent {unit}")
-    if units < FEWEST_DESCRIBED:
-        few = f"{independent} {is_or_are(units)} too few"
-        return f"There are no intervals: {few}. No finding is certain."
-    said = f"The intervals are 95% intervals over {independent}"
-    if unit == "seed":
-        said += ": networks of one seed share their initial weights and the order of their batches"
-    rough = f" With {count_of(units, unit)} they are rough." if units < FEW_UNITS else ""
-    return f"{said}. Correlation is not causation.{rough}"
+    if not units:
+        yield "There are no intervals: no network reached the end of its training."
+    elif units < FEWEST_DESCRIBED:
+        yield f"There are no intervals: {independent} {is_or_are(units)} too few. No finding is certain."
+    else:
+        why = ": networks of one seed share their initial weights and the order of their batches"
+        shared = why if unit == "seed" else ""
+        rough = f" With {count_of(units, unit)} they are rough." if units < FEW_UNITS else ""
+        yield f"The intervals are 95% intervals over {independent}{shared}. Correlation is not causation.{rough}"
 
 
 # ---- relations, and their words

@@ -118,8 +118,8 @@ def run_all(
         tasks: hashable and picklable.
         function: picklable; called again on a task that may have been finished when its worker died.
         note_failure: called in this process.
-        workers: how many processes, when no executor is given.
-        executor: whose workers see the same folder (a Dask client's, a pool of one thread); it is not shut down.
+        workers: number of processes, when no executor is given.
+        executor: its workers see the same folder (a Dask client's, a pool of one thread); it is not shut down.
         pack: number of tasks handed out at a time, for short ones; or a function that cuts them into packs.
         progress: called with ("networks", done, total), and (label, done, total) for what is under way.
         done: how many count as done before.

@@ -153,7 +153,15 @@ def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
     if isinstance(node, ast.Tuple | ast.List):
         return tuple(_value(each, known, text) for each in node.elts)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _called(node, node.func.id, known, text)
+        if (name := node.func.id) not in known:
+            raise UnknownName.among("settings", name, known)
+        plain = [_value(each, known, text) for each in node.args]
+        named = {each.arg: _value(each.value, known, text) for each in node.keywords if each.arg is not None}
+        kind = known[name]
+        names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+        if len(plain) > len(names) or set(names[: len(plain)]) & set(named):
+            raise BadInput(f"{text!r}: give the settings of a {name} by name, once each")
+        return made(kind, {**dict(zip(names, plain, strict=False)), **named})
     try:
         return ast.literal_eval(node)
     except ValueError as error:
@@ -161,18 +169,6 @@ def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
             f"{text!r} is not a setting: {ast.unparse(node)!r} must be a number, a word, or settings such as "
             f"SGD(lr=0.1)"
         ) from error
-
-
-def _called(node: ast.Call, name: str, known: Mapping[str, type], text: str) -> Any:
-    if name not in known:
-        raise UnknownName.among("settings", name, known)
-    plain = [_value(each, known, text) for each in node.args]
-    named = {each.arg: _value(each.value, known, text) for each in node.keywords if each.arg is not None}
-    kind = known[name]
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    if len(plain) > len(names) or set(names[: len(plain)]) & set(named):
-        raise BadInput(f"{text!r}: give the settings of a {name} by name, once each")
-    return made(kind, {**dict(zip(names, plain, strict=False)), **named})
 
 
 IMPLIED: Mapping[str, type] = {
@@ -225,24 +221,20 @@ def part_of(name: str, plain: Any) -> Any:
         )
     inside = {key: part_of(str(key), value) for key, value in plain.items() if key != "type"}
     if kind is Training:
-        _require_no_optimiser(inside)
+        of_optimisers = {field.name for one in get_args(Stepping) for field in fields(one)}
+        for name_of, value in inside.items():
+            if name_of in of_optimisers - {field.name for field in fields(Training)}:
+                shown = f"lr={value}" if name_of == "lr" else f"lr=0.1, {name_of}={value}"
+                raise UnknownName(
+                    f"training: {name_of} is a setting of the optimiser: write optimiser: SGD({shown}), or {name_of}: "
+                    f"{value} under set:"
+                )
     try:
         return made(kind, _SIZES | inside if kind is MLP else inside)
     except UnknownName:
         raise
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
-
-
-def _require_no_optimiser(given: Mapping[str, Any]) -> None:
-    of_optimisers = {field.name for kind in get_args(Stepping) for field in fields(kind)}
-    for name, value in given.items():
-        if name in of_optimisers - {field.name for field in fields(Training)}:
-            shown = f"lr={value}" if name == "lr" else f"lr=0.1, {name}={value}"
-            raise UnknownName(
-                f"training: {name} is a setting of the optimiser: write optimiser: SGD({shown}), or {name}: {value} "
-                f"under set:"
-            )
 
 
 def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
@@ -298,16 +290,12 @@ Facts: TypeAlias = dict[str, Any]
 WEIGHTS = ("weights", "checkpoint", "path", "file")
 """The columns that may name the files."""
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-_BESIDE = ("config.json", "settings.json", "hparams.json")
-"""Files beside a checkpoint, the only one of its folder, that say how it was trained."""
 _WHOLE = "weights.safetensors"
 """The weights of a study's network; the other files in its folder are not checkpoints."""
 SPELLINGS = {
     "gap": "generalisation_gap", "generalization_gap": "generalisation_gap", "learning_rate": "lr",
     "batchsize": "batch_size",
 }  # fmt: skip
-TAKEN = ("key", "outcome")
-"""Columns of a study's own table."""
 EMPTY = ("", "NaN", "nan", "NA", "N/A", "n/a", "#N/A", "NULL", "null")
 """Cells of a table that hold nothing; None is a value of a setting."""
 LARGEST = 2**26
@@ -317,30 +305,37 @@ _ASSIGNED = re.compile(r"(?:^|[/,;_\s-])([A-Za-z]\w*?)=([^,/;\s]+?)(?=[,/;_\s-][
 
 def checkpoint_axis(where: Path, model: Architecture, loss: LossName) -> Axis:
     """Return the axis "model+training" of the checkpoints in a folder or a table, each of which has to be a file."""
-    rows = _of_folder(where) if where.is_dir() else _of_table(where)
-    values = [_network(file, _named(facts), model, loss) for file, facts in rows]
-    met: dict[object, Path] = {}
-    for (file, _), (architecture, training) in zip(rows, values, strict=True):
-        same = (architecture, training.contents, training.known, training.seed)
+    own = set(model.options) if isinstance(model, UserNetwork) else {field.name for field in fields(model)} - {"seed"}
+    met: dict[tuple[Architecture, str, Options, int | None], Path] = {}
+    values = []
+    for file, found in _of_folder(where) if where.is_dir() else _of_table(where):
+        # the facts by the names that flatlens uses, without empty ones
+        facts = {SPELLINGS.get(name.lower().replace(" ", "_"), name): value for name, value in found.items()}
+        if taken := [name for name in facts if name in ("key", "outcome")]:
+            raise BadInput(f"checkpoints: the column {taken[0]!r} has the name of a column of flatlens: rename it")
+        numbers = (*RESULTS, "seed")
+        facts = {n: value for n, value in facts.items() if value is not None and not (value == NONE and n in numbers)}
+        seed = facts.get("seed")
+        if isinstance(seed, float) and seed.is_integer():
+            seed = facts["seed"] = int(seed)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise BadInput(f"checkpoints: the seed {seed!r} of {file} is not a whole number: rename that column")
+        # those that are settings of the architecture; all others are of the training
+        architecture = model
+        here = {name: None if value == NONE else value for name, value in facts.items() if name in own}
+        if isinstance(model, UserNetwork):
+            architecture = replace(model, options=Options({**model.options, **here}))
+        elif here:
+            kept = {field.name: getattr(model, field.name) for field in fields(model) if field.init}
+            architecture = made(type(model), {**kept, **here})
+        known = Options({name: value for name, value in facts.items() if name not in own and name != "seed"})
+        training = TrainedElsewhere(str(file.resolve()), contents_of(file), loss, known, seed)
+        same = (architecture, training.contents, known, seed)
         if same in met:
             raise BadInput(f"checkpoints: {file} and {met[same]} are the same weights with the same columns: keep one")
         met[same] = file
+        values.append((architecture, training))
     return Axis("model+training", tuple(values))
-
-
-def _network(file: Path, facts: Facts, model: Architecture, loss: LossName) -> tuple[Architecture, TrainedElsewhere]:
-    own = set(model.options) if isinstance(model, UserNetwork) else {field.name for field in fields(model)} - {"seed"}
-    here = {name: None if value == NONE else value for name, value in facts.items() if name in own}
-    if isinstance(model, UserNetwork):
-        model = replace(model, options=Options({**model.options, **here}))
-    elif here:
-        kept = {field.name: getattr(model, field.name) for field in fields(model) if field.init}
-        model = made(type(model), {**kept, **here})
-    seed = facts.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise BadInput(f"checkpoints: the seed {seed!r} of {file} is not a whole number: rename that column")
-    known = {name: value for name, value in facts.items() if name not in own and name != "seed"}
-    return model, TrainedElsewhere(str(file.resolve()), contents_of(file), loss, Options(known), seed)
 
 
 def _of_table(table: Path) -> list[tuple[Path, Facts]]:
@@ -388,7 +383,9 @@ def _of_folder(folder: Path) -> list[tuple[Path, Facts]]:
     rows = []
     for file in files:
         said = file.relative_to(folder).with_suffix("").as_posix()
-        notes = [file.with_suffix(".json"), *(file.parent / name for name in _BESIDE if file in alone)]
+        # a file beside a checkpoint, or beside the only one of its folder, says how it was trained
+        others = ("config.json", "settings.json", "hparams.json") if file in alone else ()
+        notes = [file.with_suffix(".json"), *(file.parent / name for name in others)]
         beside = next((note for note in notes if note.is_file()), None)
         facts = {} if beside is None else _scalars(beside)
         rows.append((file, {**facts, **{name: _cell(value) for name, value in _ASSIGNED.findall(said)}}))
@@ -430,21 +427,8 @@ def _cell(value: Any) -> Any:
     return NONE if found is None else found
 
 
-def _named(facts: Facts) -> Facts:
-    """Return facts by the names that flatlens uses, without empty ones; a seed as a whole number."""
-    found = {SPELLINGS.get(name.lower().replace(" ", "_"), name): value for name, value in facts.items()}
-    if taken := [name for name in found if name in TAKEN]:
-        raise BadInput(f"checkpoints: the column {taken[0]!r} has the name of a column of flatlens: rename it")
-    numbers = (*RESULTS, "seed")
-    found = {n: value for n, value in found.items() if value is not None and not (value == NONE and n in numbers)}
-    return {
-        name: int(v) if name == "seed" and isinstance(v, float) and v.is_integer() else v for name, v in found.items()
-    }
-
-
 PARTS = ("name", "data", "test", "model", "checkpoints", "training", "set", "measures")
 ENDS = ("max_steps", "max_epochs")
-DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
 
 
 def study_of(
@@ -476,8 +460,14 @@ def study_of(
     file = _file_of(data, given_here)
     if data == "digits" and not (any(given_here.values()) or measures):
         own, changes = Study.digits(scale), [assigned(one) for one in settings]
-        if not changes or (begun is not None and begun.base == own.base and "model" not in dict(changes)):
-            return _changed(own, changes)
+        if not changes:
+            return own
+        if begun is not None and begun.base == own.base and "model" not in dict(changes):
+            varied = {axis.name for axis in own.axes}
+            for name, values in changes:
+                alone = len(values) == 1 and name not in varied
+                own = own.setting(name, values[0]) if alone else own.over(name, *values)
+            return _with_quantities(own)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
     given = [*pairs(file.get("set", {})), *map(assigned, settings)]
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
@@ -485,22 +475,49 @@ def study_of(
     # settings that all networks share, with the sizes of the data; the data again, if a setting changed it
     base, split, read = _base(file, scale, tuple(as_studied(one).key for one in named(named_measures)))
     loaded = base.data
-    base, axes, shared = _with_settings(base, given)
-    if _is_flattened(base):
-        base = vary(base, "data.flat", True)
+    axes: dict[str, Axis] = {}
+    shared: dict[str, Any] = {}
+    for name, several in sorted(given, key=lambda pair: pair[0] != "model"):  # others may be the architecture's own
+        if TOGETHER in name and "model" in name.split(TOGETHER):
+            raise BadInput(f"--set {name}: architectures are an axis of their own: --set model=A,B")
+        values = tuple(map(_architecture, several)) if name == "model" else several
+        for earlier in (axes, shared):  # the last of a name counts
+            earlier.pop(name, None)
+        if len(values) != 1:
+            axes[name] = Axis(name, values)  # refuses none
+        elif name != "model":
+            shared[name] = values[0]
+        if len(values) == 1 or name == "model":
+            base = vary(base, name, values[0])
+    # images as rows, where the architecture takes rows and the data can be either
+    if not isinstance(base.model, UserNetwork) and "inputs" in {f.name for f in fields(base.model)}:
+        known = base.data.name in IMAGES or (base.data.name in SYNTHETIC and "flat" in SYNTHETIC[base.data.name][1])
+        if base.data.flat is None and (isinstance(base.data, UserData) or (known and base.data.name != "digits")):
+            base = vary(base, "data.flat", True)
     if base.data != loaded:
         split = _loaded(base.data, read)
     base = vary(base, "model", fitted(base.model, split))
     if not len(split.test_x):
         kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
         base = replace(base, measures=tuple(kept))
-    # what needs other data or samples than there are is refused before any network is trained
-    _require_samples(base, axes, split)
+    # more samples than there are, unless each network has a number of its own, are refused before any is trained
+    if not any("data.train" in axis.split(TOGETHER) for axis in axes):
+        there = len(split.x)
+        for number in axes["samples"].values if "samples" in axes else (base.samples,):
+            if number is not None and not 1 <= number <= there:
+                raise BadInput(
+                    f"--set samples={number}: there are {there} training samples: 1 to {there} can be measured"
+                )
     name = str(file.get("name", user_code.file_of(data).stem))
     if isinstance(base.training, TrainedElsewhere):
         return _of_checkpoints(name, base, str(file["checkpoints"]), list(axes), scale)
     # the axes, each architecture complete; and the quantities to compare
-    grid = tuple(axes.values()) or _default_axes(shared, file.get("training", {}))
+    taken = {*map(last_field, shared), *file.get("training", {})}
+    taken |= {"lr"} if "optimiser" in taken else set()
+    default = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
+    grid = tuple(axes.values()) or tuple(axis for axis in default if axis.name not in taken)
+    if not grid:
+        raise BadInput("--set: every setting has one value, so there is one network: give one several, as in seed=0:6")
     if "model" in axes:
         models = _fitted_models(axes["model"], base, shared, grid, split)
         base = vary(base, "model", models[0])
@@ -515,15 +532,6 @@ def _with_quantities(study: Study) -> Study:
     shown = [one for axis in study.axes if (one := setting(axis.name, axis.values)) is not None]
     first = _first_layer(study.base.model)
     return replace(study, quantities=quantities(study.base.measures, shown, first_layer=first))
-
-
-def _changed(study: Study, given: Sequence[tuple[str, tuple[Any, ...]]]) -> Study:
-    """Return the study with other values on its axes, more axes, and other settings of all networks."""
-    axes = {axis.name for axis in study.axes}
-    for name, values in given:
-        alone = len(values) == 1 and name not in axes
-        study = study.setting(name, values[0]) if alone else study.over(name, *values)
-    return _with_quantities(study) if given else study
 
 
 def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
@@ -541,45 +549,6 @@ def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
             needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
             raise BadInput(f"{part}: expected something like {needed}, got {file[part]!r}")
     return file
-
-
-def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Split) -> None:
-    if any("data.train" in name.split(TOGETHER) for name in axes):
-        return  # each network has a number of its own
-    there = len(split.x)
-    for samples in axes["samples"].values if "samples" in axes else (base.samples,):
-        if samples is not None and not 1 <= samples <= there:
-            raise BadInput(f"--set samples={samples}: there are {there} training samples: 1 to {there} can be measured")
-
-
-def _default_axes(shared: Mapping[str, Any], training: Mapping[str, Any]) -> tuple[Axis, ...]:
-    given = {*map(last_field, shared), *training}
-    given |= {"lr"} if "optimiser" in given else set()
-    axes = tuple(axis for axis in DEFAULT_AXES if axis.name not in given)
-    if not axes:
-        raise BadInput("--set: every setting has one value, so there is one network: give one several, as in seed=0:6")
-    return axes
-
-
-def _with_settings(
-    base: NetworkSettings, given: Sequence[tuple[str, tuple[Any, ...]]]
-) -> tuple[NetworkSettings, dict[str, Axis], dict[str, Any]]:
-    """Return the settings with those given for all networks, the axes, and those given; the last of a name counts."""
-    axes: dict[str, Axis] = {}
-    shared: dict[str, Any] = {}
-    for name, several in sorted(given, key=lambda pair: pair[0] != "model"):  # others may be the architecture's own
-        if TOGETHER in name and "model" in name.split(TOGETHER):
-            raise BadInput(f"--set {name}: architectures are an axis of their own: --set model=A,B")
-        values = tuple(map(_architecture, several)) if name == "model" else several
-        for earlier in (axes, shared):
-            earlier.pop(name, None)
-        if len(values) != 1:
-            axes[name] = Axis(name, values)  # refuses none
-        elif name != "model":
-            shared[name] = values[0]
-        if len(values) == 1 or name == "model":
-            base = vary(base, name, values[0])
-    return base, axes, shared
 
 
 def _architecture(given: Any) -> Architecture:
@@ -656,15 +625,6 @@ def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[s
     return replace(study, quantities=quantities(base.measures, settings_shown, first_layer=_first_layer(base.model)))
 
 
-def _is_flattened(base: NetworkSettings) -> bool:
-    if isinstance(base.model, UserNetwork) or "inputs" not in {f.name for f in fields(base.model)}:
-        return False
-    if isinstance(base.data, UserData):
-        return base.data.flat is None
-    takes_flat = base.data.name in IMAGES or "flat" in SYNTHETIC[base.data.name][1]
-    return base.data.flat is None and base.data.name != "digits" and takes_flat
-
-
 def _loaded(data: DataSettings | UserData, read: ReadSamples | None) -> Split:
     """Return the data, of samples that were read already where it is the user's own: that can take long."""
     return data.split(read) if isinstance(data, UserData) and read is not None else data.load()
@@ -685,10 +645,20 @@ def _base(
     split = _loaded(data, read)
     default = SmallVGG(init="kaiming_uniform") if split.x.ndim == 4 else MLP(1, (64, 64, 64), 1)
     architecture = _architecture(part_of("model", file.get("model", default)))
-    if elsewhere:
-        return NetworkSettings(data, architecture, _untrained(file, split), measures), split, read
-    # Defaults that suit most data: to interpolation, or for a number of steps
     given = file.get("training", {})
+    if elsewhere:
+        if "model" not in file:
+            raise BadInput(
+                "checkpoints: --model says what network they are of: file.py:NAME, or such as MLP(widths=(64, 64))"
+            )
+        if left := sorted(set(given) - {"loss"}):
+            raise BadInput(
+                f"training: {left[0]} has no effect on checkpoints, which are trained already: only loss has"
+            )
+        loss = "cross_entropy" if split.classes else "half_squared_error"
+        untrained = made(TrainedElsewhere, {"weights": "", "contents": "", "loss": loss, **given})
+        return NetworkSettings(data, architecture, untrained, measures), split, read
+    # Defaults that suit most data: to interpolation, or for a number of steps
     defaults: dict[str, Any] = {"optimiser": SGD(0.05), "max_steps": 20_000 if scale == "laptop" else 2_000}
     if split.classes == 0:
         defaults |= {"loss": "half_squared_error", "until": Until(loss_below=1e-3)}
@@ -698,18 +668,6 @@ def _base(
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
     training = part_of("training", {**defaults, **given})
     return NetworkSettings(data, architecture, training, measures), split, read
-
-
-def _untrained(file: Mapping[str, Any], split: Split) -> TrainedElsewhere:
-    if "model" not in file:
-        raise BadInput(
-            "checkpoints: --model says what network they are of: file.py:NAME, or such as MLP(widths=(64, 64))"
-        )
-    if left := sorted(set(file.get("training", {})) - {"loss"}):
-        raise BadInput(f"training: {left[0]} has no effect on checkpoints, which are trained already: only loss has")
-    loss = "cross_entropy" if split.classes else "half_squared_error"
-    own = {"loss": loss, **file.get("training", {})}
-    return made(TrainedElsewhere, {"weights": "", "contents": "", **own})  # type: ignore[no-any-return]
 
 
 def _first_layer(model: Architecture) -> str:

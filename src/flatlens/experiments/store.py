@@ -100,8 +100,6 @@ def difference(recorded: dict[str, str], now: dict[str, str]) -> str:
     return "; ".join(f"{name} {recorded.get(name, 'unknown')} there, {now.get(name, 'unknown')} here" for name in names)
 
 
-MOST_NAMES = 3
-"""Number of networks that an error names."""
 OLD = 24 * 3600.0
 """Seconds after which any temporary file is removed: its process number may belong to another process by now."""
 
@@ -440,7 +438,8 @@ class Store:
         with clear_errors(self.out):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "config.json", _pretty(settings.as_json()))
-            write_whole(folder / "failed.json", _pretty({"error": last_line(trace), "traceback": trace}))
+            error = trace.strip().splitlines()[-1] if trace.strip() else "unknown error"
+            write_whole(folder / "failed.json", _pretty({"error": error, "traceback": trace}))
 
     def forget_failure(self, key: str) -> None:
         """Remove the record of a failed run, after a success."""
@@ -473,8 +472,8 @@ class Store:
         if without_places(there.as_json()) == without_places(asked.as_json()):
             return
         if lost := asked.lost(there):
-            named = "; ".join(in_words(one, there.varied) for one in lost[:MOST_NAMES])
-            more = f"; {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
+            named = "; ".join(in_words(one, there.varied) for one in lost[:3])
+            more = f"; {len(lost) - 3} more" if len(lost) > 3 else ""
             raise BadFolder(
                 f"the output folder {str(self.out)!r} holds {count_of(len(lost), 'network')} that this study does not "
                 f"have ({named}{more}): {settings_apart(there, asked)}: include "
@@ -488,11 +487,6 @@ def _read_kept(path: Path, _written: int) -> tuple[StudyResult, ...]:
     """Return the tables in a file; read once, as long as it is not written again."""
     with opened_archive(path, "the tables of an earlier run") as archive:
         return tuple(read_studies_in(archive).values())
-
-
-def last_line(trace: str) -> str:
-    """Return the line of a traceback that names the error."""
-    return trace.strip().splitlines()[-1] if trace.strip() else "unknown error"
 
 
 def _pretty(plain: dict[str, Any]) -> str:

@@ -45,25 +45,22 @@ from flatlens.training.stack import LANES, why_alone
 from flatlens.training.stack.lanes import update_kind
 
 Pack: TypeAlias = tuple[NetworkSettings, ...]
-FEW, MANY = LANES, 64
-"""Least number of networks in a pack, as smaller stacks gain less; and largest, as a lost pack is redone one by one."""
-TURNS = 3
-"""Least number of packs for each worker, so that none is idle for long."""
 
 
 def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | None, pack: int) -> list[Pack]:
     """Return the networks in packs: of one kind each, in turns, large batches first, for their steps take longest.
 
-    Args:
-        networks: all that are to be trained.
-        together: how many may be trained in a stack; 1 for none.
-        hands: how many packs are worked on at a time; None where that is not known.
-        pack: how many of those that no stack takes go to a worker at a time.
+    `together` may be trained in a stack (1: none), `hands` packs are worked on at a time (None: not known), and `pack`
+    of the networks that no stack takes go to a worker at a time.
     """
     kinds = by_key((None if together == 1 else _kind(one), one) for one in networks)
     alone = kinds.pop(None, [])
     stacked = sum(map(len, kinds.values()))
-    size = FEW if hands is None else min(max(-(-stacked // (TURNS * hands)), FEW), -(-stacked // hands) or 1, MANY)
+    # at least three packs for each worker, so that none is idle for long; no small ones, as small stacks gain less; and
+    # no large ones, as a lost pack is redone one by one
+    size = LANES
+    if hands is not None:
+        size = min(max(-(-stacked // (3 * hands)), LANES), -(-stacked // hands) or 1, 64)
     batches = [getattr(alike[0].training, "batch_size", None) or math.inf for alike in kinds.values()]
     longest = sorted(zip(batches, kinds.values(), strict=True), key=lambda pair: -pair[0])
     turns = zip_longest(*(list(_pieces(alike, size)) for _, alike in longest))

@@ -65,9 +65,6 @@ def kinds_of(networks: pd.DataFrame) -> pd.Series[str]:
 
     BatchNorm is named only of architectures that can have it, and if it differs among them.
 
-    Args:
-        networks: a study's table, whose columns `model` and `batchnorm` are settings that vary, if they are there.
-
     >>> models = ["VGG11(classes=10, batchnorm=False)", "ResNet18(classes=10, batchnorm=True)", "LeNet5(classes=10)"]
     >>> kinds_of(pd.DataFrame({"model": models})).tolist()
     ['VGG11 without BatchNorm', 'ResNet18 with BatchNorm', 'LeNet5']
@@ -332,14 +329,9 @@ def gap_correlations(
     is the number of networks, `units` that of units. `why` says which networks were left out, `note` why a value is
     NaN, or has no interval.
 
-    Args:
-        values: the included networks, one column per quantity, transformed.
-        settings: the same networks, one column per varied setting as text, without seeds: `without_seeds`.
-        quantities: those with role "measure" are correlated with the gap.
-        units: the label of each of these networks' independent unit, such as its seed.
-        kinds: the kind of each of these networks: `kinds_of`. Over several kinds a measure may correlate with the gap
-            only because both differ between kinds.
-        losses: the training loss of each of these networks: `training_losses`.
+    `values` has the included networks, one column per quantity, transformed; `settings` (`without_seeds`), `units`,
+    `kinds` (`kinds_of`) and `losses` (`training_losses`) are of the same networks. Over several kinds a measure may
+    correlate with the gap only because both differ between kinds.
     """
     if GAP.name not in values:
         return pd.DataFrame(columns=list(COLUMNS))
@@ -426,14 +418,7 @@ class Levels:
 
 
 def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], varied: Sequence[str]) -> list[Levels]:
-    """Return the differences between the levels of each setting whose values are not numbers.
-
-    Args:
-        networks: the included networks, a study's table.
-        quantities: those with role "measure" are compared, and losses, accuracies and the gap, as far as they are
-            columns of the table.
-        varied: the study's axes.
-    """
+    """Return the differences between the levels of each setting that is not a number, over the included networks."""
     settings = without_seeds(networks, varied)
     # measures of the whole network, those that decide first, then risks, as far as they are numbers in the table
     measured = [q.column for q in quantities if q.role == "measure" and q.column in networks]
