@@ -88,14 +88,6 @@ def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:  # a st
     return measure_with(lens, measures, run)
 
 
-def graph_of(model: nn.Module, split: Split) -> dict[str, torch.Tensor]:
-    """Return test inputs and outputs, "input" and "output", shape (k,), of a network from R to R; else nothing."""
-    if split.x.shape[1:] != (1,) or split.y.shape[1:] != (1,):
-        return {}
-    with measuring(model), torch.no_grad():
-        return {"input": split.test_x.flatten(), "output": model(split.test_x).flatten()}
-
-
 def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tracker | None:
     """Return the tracker of the training, in the training's dtype; None if nothing is followed."""
     if (followed := settings.followed) is None:
@@ -230,7 +222,10 @@ def _record(
         "trained_alone": why_alone,
     }
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    curves = {**trained.curves, **graph_of(model, split)}
+    curves = dict(trained.curves)
+    if split.x.shape[1:] == (1,) == split.y.shape[1:]:  # the graph of a network from R to R
+        with measuring(model), torch.no_grad():
+            curves |= {"input": split.test_x.flatten(), "output": model(split.test_x).flatten()}
     history = one.watch.history if isinstance(one.watch, Tracker) else None
     return Record(settings, result, curves, weights, report, history)
 

@@ -248,7 +248,19 @@ class Store:
                 out.mkdir(parents=True, exist_ok=True)
                 write_whole(out / "study.json", _pretty(study.as_json()))
             sweep(out)
-            store._grow(study)
+            # the study takes the place of the one that is there, if it has all networks of that one
+            there = store.study()
+            asked = study.spelled_as(there)
+            if without_places(there.as_json()) != without_places(asked.as_json()):
+                if lost := asked.lost(there):
+                    named = "; ".join(in_words(one, there.varied) for one in lost[:3])
+                    more = f"; {len(lost) - 3} more" if len(lost) > 3 else ""
+                    raise BadFolder(
+                        f"the output folder {str(out)!r} holds {count_of(len(lost), 'network')} that this study does "
+                        f"not have ({named}{more}): {settings_apart(there, asked)}: include "
+                        f"{'it' if len(lost) == 1 else 'them'}, too, or choose another --out"
+                    )
+                write_whole(out / "study.json", _pretty(asked.as_json()))
             for folder in (store.out / "networks", store.out / "training"):
                 folder.mkdir(parents=True, exist_ok=True)
                 sweep(folder)
@@ -284,10 +296,6 @@ class Store:
         with suppress(BadFolder):
             return Store.open(self.out).study()
         return None
-
-    def spelled(self, study: Study) -> Study:
-        """Return a study with its numbers spelled as in the folder's one, so that equal settings have equal keys."""
-        return study.spelled_as(self.study())
 
     def folder(self, key: str) -> Path:
         """Return the folder of a network, which may not exist yet."""
@@ -465,21 +473,6 @@ class Store:
         """Write a CSV file with 17 significant digits."""
         with clear_errors(self.out):
             write_whole(self.out / name, csv_of(table))
-
-    def _grow(self, study: Study) -> None:
-        """Write the study in place of the one that is there, if it has all networks of that one."""
-        there, asked = self.study(), self.spelled(study)
-        if without_places(there.as_json()) == without_places(asked.as_json()):
-            return
-        if lost := asked.lost(there):
-            named = "; ".join(in_words(one, there.varied) for one in lost[:3])
-            more = f"; {len(lost) - 3} more" if len(lost) > 3 else ""
-            raise BadFolder(
-                f"the output folder {str(self.out)!r} holds {count_of(len(lost), 'network')} that this study does not "
-                f"have ({named}{more}): {settings_apart(there, asked)}: include "
-                f"{'it' if len(lost) == 1 else 'them'}, too, or choose another --out"
-            )
-        write_whole(self.out / "study.json", _pretty(asked.as_json()))
 
 
 @lru_cache(maxsize=8)

@@ -144,7 +144,7 @@ def run_study(
         if number < 1:
             raise BadInput(f"run_study({name}={number}): expected at least 1")
     store = Store.create(Path(out).absolute(), study)
-    study = store.spelled(study)
+    study = study.spelled_as(store.study())  # so that equal settings have equal keys
     todo = {settings.key: settings for settings in study.networks()}
     if known is not None:
         store.keep(known, todo, None if mixed else versions())
@@ -178,13 +178,10 @@ def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
     again.
     """
     store = Store.open(Path(out).absolute())
-    store.write_table("table.csv", result.networks)
-    store.write_table("relations.csv", result.relations)
-    store.write_table("gap.csv", result.gap_correlations)
-    if len(result.differences):
-        store.write_table("differences.csv", result.differences)
-    if len(result.histories):
-        store.write_table("histories.csv", result.histories)
+    always = {"table": result.networks, "relations": result.relations, "gap": result.gap_correlations}
+    for name, table in (always | {"differences": result.differences, "histories": result.histories}).items():
+        if name in always or len(table):
+            store.write_table(f"{name}.csv", table)
     with clear_errors(store.out):
         write_derived(store.out / DERIVED, _digest(result), {name: getattr(result, name) for name in _DERIVED})
 

@@ -185,17 +185,16 @@ def without_seeds(networks: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame
     return pd.DataFrame(columns, index=networks.index)
 
 
-def _cell(value: Any, seed: int | None) -> Any:
-    """Return a setting as a cell of a table; nested settings as text, without the seed that has a column of its own."""
-    return value if isinstance(value, int | float | str) else seedless(setting_text(value), seed)
-
-
 def setting_of(settings: NetworkSettings, name: str) -> Any:
     """Return a network's setting as a cell of a table; None where a training elsewhere does not tell it."""
-    if isinstance(settings.training, TrainedElsewhere):
-        known = facts(settings)
-        return _cell(known[name], settings.training.seed) if name in known else None
-    return _cell(value_of(settings, name), settings.training.seed)
+    if not isinstance(settings.training, TrainedElsewhere):
+        value = value_of(settings, name)
+    elif name in (known := facts(settings)):
+        value = known[name]
+    else:
+        return None
+    # nested settings as text, without the seed that has a column of its own
+    return value if isinstance(value, int | float | str) else seedless(setting_text(value), settings.training.seed)
 
 
 def _identity(record: Record) -> dict[str, Any]:

@@ -266,7 +266,14 @@ def reproduce(
     if scale not in SCALES:
         raise UnknownName.among("scale", scale, SCALES)
     studies = experiment.studies(scale)
-    _mark(out, experiment, scale)
+    # write into the folder which experiment it holds; two processes may do so at the same time
+    if not is_reproduction(out):
+        refuse_foreign(out, MARK, (), "experiment")
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
+    there, at = _marked(out)
+    if (there.id, at) != (experiment.id, scale):
+        raise BadFolder(f"the output folder {str(out)!r} already holds {there.id} at {at} scale: name another --out")
 
     def run(studies: Mapping[str, Study]) -> Results:
         return {
@@ -277,7 +284,7 @@ def reproduce(
     results = run(studies)
     if again:
         run({f"{RERUN}{study}": rerun(settings) for study, settings in studies.items()})
-    return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
+    return _concluded_in(out, experiment, scale, results)
 
 
 def load_reproduction(out: str | os.PathLike[str], *, ended: bool = False) -> Reproduction:
@@ -295,8 +302,7 @@ def load_reproduction(out: str | os.PathLike[str], *, ended: bool = False) -> Re
     studies = [study for study in experiment.studies(scale) if not ended or _over(out / study)]
     if not studies:
         raise BadFolder(f"{str(out)!r}: no study of {experiment.id} has run to the end")
-    results = {study: load_study(out / study) for study in studies}
-    return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
+    return _concluded_in(out, experiment, scale, {study: load_study(out / study) for study in studies})
 
 
 def concluded(experiment: Experiment, scale: Scale, results: Results, second: Results) -> Reproduction:
@@ -311,16 +317,13 @@ def concluded(experiment: Experiment, scale: Scale, results: Results, second: Re
     return Reproduction(experiment, scale, results, weighed(results), plots, again, pairs, second)
 
 
-def _written(out: Path, found: Reproduction) -> Reproduction:
+def _concluded_in(out: Path, experiment: Experiment, scale: Scale, results: Results) -> Reproduction:
+    """Conclude with the re-run in the folder, if all of it has run to the end; write claims.json."""
+    again = {study: out / AGAIN / study for study in results}
+    second = {study: load_study(folder) for study, folder in again.items()} if all(map(_over, again.values())) else {}
+    found = concluded(experiment, scale, results, second)
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
-
-
-def _of_rerun(out: Path, results: Results) -> Results:
-    folders = {study: out / AGAIN / study for study in results}
-    if not all(map(_over, folders.values())):
-        return {}
-    return {study: load_study(folder) for study, folder in folders.items()}
 
 
 def _over(folder: Path) -> bool:
@@ -335,17 +338,6 @@ def _over(folder: Path) -> bool:
 def is_reproduction(out: Path) -> bool:
     """Return whether the folder holds an experiment."""
     return (out / MARK).is_file()
-
-
-def _mark(out: Path, experiment: Experiment, scale: Scale) -> None:
-    """Write into the folder which experiment it holds; two processes may do so at the same time."""
-    if not is_reproduction(out):
-        refuse_foreign(out, MARK, (), "experiment")
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
-    there, at = _marked(out)
-    if (there.id, at) != (experiment.id, scale):
-        raise BadFolder(f"the output folder {str(out)!r} already holds {there.id} at {at} scale: name another --out")
 
 
 def _marked(out: Path) -> tuple[Experiment, Scale]:
@@ -434,11 +426,11 @@ def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> R
     """
     if place is None:
         return {}
+    if not place.exists():
+        raise BadInput(f"there is no file or folder {str(place)!r}")
     file = place / archive_name(experiment.id, scale) if place.is_dir() else place
     if not file.exists():
-        if place.is_dir():
-            return {}
-        raise BadInput(f"there is no file or folder {str(place)!r}")
+        return {}
     there, at, studies = read_studies(file)
     if (there.id, at) != (experiment.id, scale):
         raise BadInput(f"{str(file)!r} holds {there.id} at {at} scale, not {experiment.id} at {scale} scale")

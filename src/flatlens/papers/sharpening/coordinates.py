@@ -13,7 +13,7 @@ without its root: the sizes agree with max_i f'(x_i)^2, not with max_i |f'(x_i)|
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -91,41 +91,30 @@ def of_seeds(results: Results) -> pd.DataFrame:
 
 def beside_printed(results: Results) -> Plot:
     """Return the tables of our numbers beside the printed ones, with the ratios of the two starts."""
+    cells = []
+    for study, table in PUBLISHED.items():
+        networks = measured(study)(results)
+        panel = f"{TABLE_OF[study]}: {ACTIVATION_NAMES[study]} networks"
+        for row, printed in table.items():
+            for said, column in COMPARED[row].items():
+                # mean, standard deviation and number of seeds after each start
+                after = (networks.loc[networks["start"] == start, column].dropna() for start in STARTS)
+                here = [(float(values.mean()), float(values.std()), len(values)) for values in after]
+                for source, (high, low) in (("here", here), ("paper", [(*numbers, 10) for numbers in printed])):
+                    ratio = low[0] / high[0]
+                    spread = abs(ratio) * math.hypot(low[1] / low[0], high[1] / high[0])
+                    for of, (m, s, n) in (("high", high), ("low", low), ("low / high", (ratio, spread, low[2]))):
+                        cells.append({
+                            "panel": panel, "row": f"{row}{said}, {of}", "column": source,
+                            "text": f"{m:,.2f} ± {s:,.2f}", "mean": m, "deviation": s, "n": n,
+                        })  # fmt: skip
     caption = (
         "Means and standard deviations over the seeds, here and in the paper, and the ratio of the means after the "
         "low and after the high start, with the deviation that follows. The eight targets are not published: sizes "
         "cannot be compared one by one. The Jacobian norm stands without the power method's root, too; the sharpness "
         "is that of the error summed over the points, and that of its mean: the paper says neither."
     )
-    return Plot("tables", "Tables 1 and 2, here and in the paper", caption, "table", pd.DataFrame(_cells(results)))
-
-
-def _cells(results: Results) -> Iterator[dict[str, object]]:
-    for study, table in PUBLISHED.items():
-        networks = measured(study)(results)
-        panel = f"{TABLE_OF[study]}: {ACTIVATION_NAMES[study]} networks"
-        for row, printed in table.items():
-            for said, column in COMPARED[row].items():
-                for source in ("here", "paper"):
-                    pairs = zip(STARTS, printed, strict=True)
-                    high, low = (cell(networks, column, start, numbers, source) for start, numbers in pairs)
-                    ratio = low[0] / high[0]
-                    spread = abs(ratio) * math.hypot(low[1] / low[0], high[1] / high[0])
-                    for of, (m, s, n) in (("high", high), ("low", low), ("low / high", (ratio, spread, low[2]))):
-                        yield {
-                            "panel": panel, "row": f"{row}{said}, {of}", "column": source,
-                            "text": f"{m:,.2f} ± {s:,.2f}", "mean": m, "deviation": s, "n": n,
-                        }  # fmt: skip
-
-
-def cell(
-    networks: pd.DataFrame, column: str, start: str, printed: tuple[float, float], source: str
-) -> tuple[float, float, int]:
-    """Return mean, standard deviation and number of seeds after a start, measured here or printed in the paper."""
-    if source == "paper":
-        return (*printed, 10)
-    values = networks.loc[networks["start"] == start, column].dropna()
-    return float(values.mean()), float(values.std()), len(values)
+    return Plot("tables", "Tables 1 and 2, here and in the paper", caption, "table", pd.DataFrame(cells))
 
 
 _SHOWN = (
@@ -136,8 +125,6 @@ _SHOWN = (
     Quantity("Jacobian norm above the first layer", "layer_factors.jacobian[fc1]"),
 )
 _MEASURES = ("jacobian_norm", "sharpness", "weight_norm", "layer_factors", "loss", "test_loss", "generalisation_gap")
-_SETTLED = 1e-9
-"""Mean squared error at which training is practically finished."""
 SPLINE = "spline"
 
 
@@ -151,15 +138,15 @@ def _x12(scale: Scale) -> Mapping[str, Study]:
     models = {"gaussian": CoordinateNet("gaussian", "low"), "relu": CoordinateNet("relu", "low")}
     if scale == "smoke":
         models = {name: replace(model, width=16, steps=20, points=16) for name, model in models.items()}
-    return {name: _study(name, scale, models[name], *sizes[name]) for name in models}
-
-
-def _study(name: str, scale: Scale, model: CoordinateNet, seeds: int, steps: int) -> Study:
-    until = Until(loss_below=_SETTLED) if scale in ("laptop", "desk") else Until()
-    optimiser = SGD(POINTS * 1e-4, momentum=0.9)
-    training = Training(optimiser, loss="mse", until=until, max_steps=steps, check_every=500)
-    base = NetworkSettings(DataSettings("eight_points"), model, training, _MEASURES)
-    return Study(name, base, (Axis("start", STARTS), seed_axis(seeds)), _SHOWN, scale=scale)
+    # below a mean squared error of 1e-9 training is practically finished
+    until = Until(loss_below=1e-9) if scale in ("laptop", "desk") else Until()
+    studies = {}
+    for name, (seeds, steps) in sizes.items():
+        optimiser = SGD(POINTS * 1e-4, momentum=0.9)
+        training = Training(optimiser, loss="mse", until=until, max_steps=steps, check_every=500)
+        base = NetworkSettings(DataSettings("eight_points"), models[name], training, _MEASURES)
+        studies[name] = Study(name, base, (Axis("start", STARTS), seed_axis(seeds)), _SHOWN, scale=scale)
+    return studies
 
 
 def low_over_high(study: str, column: str) -> Evidence:
@@ -168,15 +155,6 @@ def low_over_high(study: str, column: str) -> Evidence:
 
 
 def _x12_plots(results: Results) -> list[Plot]:
-    title = "Fig. 32: interpolations of eight points"
-    graphs = Plot("fig32", title, _GRAPHS, "curves", _graphs(results), "x", "start", dashed=(SPLINE,))
-    return [graphs, beside_printed(results)]
-
-
-_GRAPHS = "The networks of the first seed, from a high and a low start; dashed, the natural spline through the points."
-
-
-def _graphs(results: Results) -> pd.DataFrame:
     parts = []
     for study, name in ACTIVATION_NAMES.items():
         result = results[study]
@@ -187,5 +165,7 @@ def _graphs(results: Results) -> pd.DataFrame:
         spline = {"x": split.test_x.flatten().numpy(), "y": split.test_y.flatten().numpy()}
         parts.append(pd.DataFrame(spline).assign(panel=name, line=SPLINE))
     rows = pd.concat(parts, ignore_index=True)
-    drawn: pd.DataFrame = rows.assign(low=rows["y"], high=rows["y"])[["panel", "x", "line", "y", "low", "high"]]
-    return drawn
+    drawn = rows.assign(low=rows["y"], high=rows["y"])[["panel", "x", "line", "y", "low", "high"]]
+    said = "The networks of the first seed, from a high and a low start; dashed, the natural spline through the points."
+    title = "Fig. 32: interpolations of eight points"
+    return [Plot("fig32", title, said, "curves", drawn, "x", "start", dashed=(SPLINE,)), beside_printed(results)]

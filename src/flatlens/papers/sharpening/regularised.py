@@ -152,7 +152,6 @@ class Regulariser:
     """A regulariser whose strength is a setting."""
 
     title: str
-    symbol: str  #: symbol of the strength
     setting: str
     strengths: Strengths
 
@@ -168,10 +167,10 @@ _RHO: Strengths = {
     "paper": (0.0, 0.02, 0.05, 0.1, 0.2),
 }
 REGULARISERS: Mapping[str, Regulariser] = {
-    "label_smoothing": Regulariser("label smoothing", "alpha", "label_smoothing", _ALPHA),
-    "mixup": Regulariser("mixup", "beta", "mixup.beta", _BETA),
-    "augmentation": Regulariser("data augmentation", "p", "augmentation.p", _P),
-    "sam": Regulariser("SAM", "rho", "ascent.rho", _RHO),
+    "label_smoothing": Regulariser("label smoothing", "label_smoothing", _ALPHA),
+    "mixup": Regulariser("mixup", "mixup.beta", _BETA),
+    "augmentation": Regulariser("data augmentation", "augmentation.p", _P),
+    "sam": Regulariser("SAM", "ascent.rho", _RHO),
 }
 
 
