@@ -174,10 +174,7 @@ class ComputeInto:
 def compute(settings: NetworkSettings, save: Path | None = None, progress: Progress | None = None) -> Record:
     """Train and measure a network, on one thread: same settings, versions and machine, same digits.
 
-    Args:
-        settings: which network.
-        save: where a training that lasts leaves its checkpoints, and goes on from.
-        progress: called with ("training steps", done, total).
+    A training that lasts leaves its checkpoints at `save`, and goes on from there.
     """
     with one_thread():
         if isinstance(training := settings.training, TrainedElsewhere):
@@ -284,13 +281,7 @@ class Cost:
 
 
 def cost_of(studies: Iterable[Study], done: Collection[str] = ()) -> Cost:
-    """Return the cost of all networks of the studies, estimated from the first of each; right within a factor of 2.
-
-    `done`: the keys of networks that are not trained again.
-
-    Raises:
-        BadInput: the data of a study cannot be read.
-    """
+    """Return the cost of the studies' networks that are not `done`, from the first of each, within a factor of 2."""
     left = ([one for one in study.networks() if one.key not in done] for study in studies)
     return sum((_of_networks(networks) for networks in left if networks), Cost(0, 0.0, 0.0))
 

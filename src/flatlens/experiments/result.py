@@ -240,11 +240,7 @@ LARGEST, MOST, MOST_CELLS = 2**30, 10_000, 10**8
 
 
 def write_study(archive: zipfile.ZipFile, name: str, result: StudyResult) -> None:
-    """Write the tables of a study under a name.
-
-    Raises:
-        BadInput: a table cannot be written as Parquet.
-    """
+    """Write the tables of a study under a name; refuse those that cannot be written as Parquet."""
     plain = {key: getattr(result, key) for key in _OTHERS}
     write_member(archive, f"{name}/{_RESULT_FILE}", json.dumps(plain, indent=1).encode())
     for table in _TABLES:
@@ -291,11 +287,7 @@ def write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_studies_in(archive: zipfile.ZipFile, beside: Sequence[str] = ()) -> dict[str, StudyResult]:
-    """Return the results of all studies in an archive, by name; `beside` names its other files.
-
-    Raises:
-        BadInput: it has other files, or a study is not complete, or not as `write_study` writes it.
-    """
+    """Return the results of all studies in an archive, by name, each complete; `beside` names its only other files."""
     files = set(archive.namelist()) - set(beside)
     names = [name.removesuffix(f"/{_RESULT_FILE}") for name in archive.namelist() if name.endswith(f"/{_RESULT_FILE}")]
     needed = {

@@ -137,11 +137,7 @@ def clear_errors(out: Path) -> Iterator[None]:
 
 
 def refuse_foreign(out: Path, mark: str, own: Collection[str], what: str) -> None:
-    """Refuse an output folder that holds other files than `own`, unless another process has just written `mark`.
-
-    Raises:
-        BadFolder: it is a file, or holds other files and no `what`.
-    """
+    """Refuse a file, or a folder that holds other files than `own`, unless another process has just written `mark`."""
     if out.exists() and not out.is_dir():
         raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
     there = sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) if out.exists() else []
@@ -228,18 +224,15 @@ class Record:
 class Store:
     """A study's folder. Picklable: workers write into it themselves.
 
-    Every method raises BadFolder, one line, if the disk is full or the folder cannot be read or written.
+    Every method raises BadFolder, one line, if the disk is full, or the folder cannot be read or written, is damaged or
+    holds something else.
     """
 
     out: Path
 
     @classmethod
     def create(cls, out: Path, study: Study) -> Store:
-        """Return the folder for this study, new, or begun with this study or a part of it; sweep what killed runs left.
-
-        Raises:
-            BadFolder: it holds networks that this study does not have, or other files.
-        """
+        """Return the folder for this study, new, or begun with it or a part of it; sweep what killed runs left."""
         store = cls(out)
         with clear_errors(out):
             if not (out / "study.json").exists():
@@ -275,11 +268,7 @@ class Store:
 
     @classmethod
     def open(cls, out: Path) -> Store:
-        """Return the folder of a study that was begun.
-
-        Raises:
-            BadFolder: the folder holds no study.
-        """
+        """Return the folder of a study that was begun."""
         if not (out / "study.json").is_file():
             raise BadFolder(f"{str(out)!r} holds no study (no study.json in it): name the folder given as --out")
         return cls(out)
@@ -315,9 +304,7 @@ class Store:
     def keep(self, known: StudyResult, keys: Iterable[str], now: dict[str, str] | None) -> None:
         """Write the tables of an earlier run, unless none of `keys` is new in them; its networks count as finished.
 
-        Raises:
-            BadFolder: networks are left, and these were computed with other versions than `now` (None: any will do).
-            BadInput: they cannot be written as Parquet.
+        Where networks are left, these must have been computed with the versions `now` (None: any will do).
         """
         left = set(keys) - set(self.finished(keys))
         new = left & set(known.networks["key"])
@@ -336,11 +323,7 @@ class Store:
             write_whole(self.out / "known.zip", content.getvalue())
 
     def kept(self) -> tuple[StudyResult, ...]:
-        """Return the tables written by `keep`.
-
-        Raises:
-            BadFolder: the file is damaged.
-        """
+        """Return the tables written by `keep`."""
         known = self.out / "known.zip"
         return _read_kept(known, known.stat().st_mtime_ns) if known.is_file() else ()
 
@@ -401,11 +384,7 @@ class Store:
                 over.unlink(missing_ok=True)
 
     def read(self, key: str) -> Record:
-        """Return a finished network.
-
-        Raises:
-            BadFolder: one of its files is missing or damaged, or they are those of another network.
-        """
+        """Return a finished network, unless one of its files is missing or damaged, or they are another network's."""
         folder = self.folder(key)
         try:
             require_checksums(folder)

@@ -174,8 +174,7 @@ def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
     """Write the networks and their relations as table.csv, relations.csv and gap.csv into the study's folder.
 
     Differences between the levels of axes of words go to differences.csv, values that were followed in training to
-    histories.csv. derived.json keeps what `load_study` need not derive
-    again.
+    histories.csv. derived.json keeps what `load_study` need not derive again.
     """
     store = Store.open(Path(out).absolute())
     always = {"table": result.networks, "relations": result.relations, "gap": result.gap_correlations}

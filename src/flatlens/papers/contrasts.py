@@ -265,10 +265,7 @@ def of_each_case(
     holds: Holds = "all",
     side: Side = "above",
 ) -> Statistic:
-    """Return a statistic of each case alone, which `evidence` makes of the case's table.
-
-    It has to be on the side in "all" cases, or in "some" case (see `in_cases`).
-    """
+    """Return a statistic of each case alone, which `evidence` makes of the case's table, as in `in_each_case`."""
     cases = {str(case): mine for case, mine in table(results).groupby(CASE, sort=False)}
     parts = {case: replace(evidence(these(mine))(results), name=f"{name}: {case}") for case, mine in cases.items()}
     return in_cases(parts, holds, name, side)

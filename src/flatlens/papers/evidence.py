@@ -45,10 +45,7 @@ def column_of_units(result: StudyResult) -> str:
 
 
 def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
-    """Return the networks with their units: the seed, or the network itself if the study does not vary the seed.
-
-    Networks are rows with a column `key`, and a column `seed` if the study varies it.
-    """
+    """Return the networks with their units: the seed, or the network itself if the study does not vary the seed."""
     column = column_of_units(result)
     return labelled(networks, [column], "network" if column == "key" else "seed")
 
@@ -70,11 +67,7 @@ def labelled(table: pd.DataFrame, columns: Sequence[str], word: str = "") -> pd.
 
 
 def units_in(table: pd.DataFrame) -> pd.Series:
-    """Return the unit of each row.
-
-    Raises:
-        BadInput: the table has no units.
-    """
+    """Return the unit of each row; refuse a table without units."""
     if UNIT not in table:
         raise BadInput(
             f"the table has no column {UNIT!r}: keep that of reached(...), or name the columns whose values make a "
@@ -165,10 +158,7 @@ Table: TypeAlias = Callable[[Results], pd.DataFrame]
 
 @deferred
 def reached(results: Results, study: str) -> pd.DataFrame:
-    """Return the networks of a study that reached the end of training: all measured columns, accuracy gaps, units.
-
-    The unit is the seed, if the study varies it, else the network.
-    """
+    """Return the networks of a study that reached the end of training: all measured columns, accuracy gaps, units."""
     networks = results[study].networks
     kept = networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
     return with_units(results[study], kept.assign(**accuracy_gaps(kept)))
@@ -314,10 +304,7 @@ def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def complete(table: pd.DataFrame, columns: Sequence[str]) -> Retained:
-    """Return the networks that trained and have a finite number in all columns, with their units; and who is left out.
-
-    The table has the columns, and UNIT.
-    """
+    """Return the networks that trained and have a finite number in all columns, with UNIT; and who is left out."""
     kept, untrained = trained_ones(table)
     numbers = numbers_of(kept, columns)
     found = keep(numbers.assign(**{UNIT: units_in(kept)}), list(numbers), present=[UNIT])

@@ -283,18 +283,12 @@ def well_trained(results: Results) -> pd.DataFrame:
     return mark_left_out(networks, networks["loss"] > 0.07, "training loss above 0.07")
 
 
-def of_layer(symbol: str, layer: str) -> str:
-    """Return a symbol with a layer's number.
-
-    >>> of_layer("kappa_tau^l", "fc2")
-    'kappa_tau^2'
-    """
-    return symbol.removesuffix("l") + layer.removeprefix("fc")
-
-
-SYMBOLS = {column: [of_layer(symbol, layer) for layer in HIDDEN] for column, (symbol, _) in LAYER_MEASURES.items()}
+SYMBOLS = {
+    column: [symbol.removesuffix("l") + layer.removeprefix("fc") for layer in HIDDEN]
+    for column, (symbol, _) in LAYER_MEASURES.items()
+}
 ALL_SYMBOLS = [symbol for symbols in SYMBOLS.values() for symbol in symbols]
-"""Symbols of the hidden layers, by measure and together."""
+"""Symbols of the hidden layers, by measure and together: "kappa_tau^2"."""
 
 
 def mlps(results: Results) -> pd.DataFrame:
@@ -314,18 +308,10 @@ def mlp_changes(results: Results) -> pd.DataFrame:
     columns = {}
     for transform in (MOVED, MOVED_NEURONS):
         for symbol, of in OF_TABLE_1.items():
-            ratios = [networks[moved(column, transform)] / networks[column] for column in of]
+            after = {column: networks[str(Column.parse(column).after(transform))] for column in of}
+            ratios = [moved / networks[column] for column, moved in after.items()]
             columns[f"{symbol}, {transform}"] = np.abs(np.log(ratios)).max(0)
     return networks.assign(**columns)
-
-
-def moved(column: str, transform: str) -> str:
-    """Return the name of a column after a transform.
-
-    >>> moved("kappa_trace", "layerwise")
-    'kappa_trace@layerwise'
-    """
-    return str(Column.parse(column).after(transform))
 
 
 def _x15_plots(results: Results) -> list[Plot]:
