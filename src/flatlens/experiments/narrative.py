@@ -131,7 +131,7 @@ def _with_gap(names: Sequence[str], coefficients: pd.DataFrame, titles: Mapping[
     corrected[p == p] = holm(p[p == p])
     rows = rows.rename(columns={"quantity": "x", "value": "pearson", "low": "pearson_low", "high": "pearson_high"})
     found = [row for _, row in rows.assign(p_holm=corrected).iterrows()]
-    return sorted(found, key=lambda row: -abs(row["pearson"]))
+    return sorted(found, key=_strongest)
 
 
 def _significant(rows: Sequence[pd.Series]) -> list[pd.Series]:
@@ -206,7 +206,7 @@ def _population(
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterator[str]:
     rows = with_gap(measure_names(quantities), relations)
-    found = strongest_first(clear(rows))
+    found = sorted(filter(is_clear, rows), key=_strongest)
     if found:
         best = found[0]
         yield (
@@ -240,7 +240,7 @@ def _over_settings(study: Study, relations: pd.DataFrame, within: pd.DataFrame) 
     for group, words in trained_alike(study).items():
         if not (rows := with_fixed(within, group, measure_names(study.quantities))):
             continue
-        found = strongest_first(clear(rows))
+        found = sorted(filter(is_clear, rows), key=_strongest)
         more = f": {'the three strongest are ' if len(found) > 3 else ''}{_listed(found[:3])}" if found else ""
         of = f"{how_many(found, len(rows))} with the gap"
         yield f"Within {words} ({rows[0]['groups']} groups, pooled), {of}{more}."
@@ -251,9 +251,9 @@ def _reversals(
 ) -> Iterator[str]:
     """Yield which measures have another sign, both clearly, where settings are held fixed, or between kinds."""
     names = measure_names(study.quantities)
-    overall = {other_than_gap(row): row for row in clear(with_gap(names, relations))}
+    overall = {other_than_gap(row): row for row in filter(is_clear, with_gap(names, relations))}
     for group, words in trained_alike(study).items():
-        inside = {row["x"]: row for row in clear(with_fixed(within, group, names))}
+        inside = {row["x"]: row for row in filter(is_clear, with_fixed(within, group, names))}
         turned = [
             f"{name}, {row['pearson']:.2f} overall but {interval_of(inside[name], 'pearson')}"
             for name, row in overall.items()
@@ -349,14 +349,8 @@ def is_clear(row: pd.Series, coefficient: str = "pearson") -> bool:
     return bool(row[f"{coefficient}_low"] > 0 or row[f"{coefficient}_high"] < 0)
 
 
-def clear(rows: Sequence[pd.Series]) -> list[pd.Series]:
-    """Return the relations whose interval leaves out zero."""
-    return [row for row in rows if is_clear(row)]
-
-
-def strongest_first(rows: Sequence[pd.Series]) -> list[pd.Series]:
-    """Return relations by the size of Pearson's r."""
-    return sorted(rows, key=lambda row: -abs(row["pearson"]))
+def _strongest(row: pd.Series) -> float:
+    return -abs(float(row["pearson"]))
 
 
 def how_many(clear: Sequence[pd.Series], of: int) -> str:

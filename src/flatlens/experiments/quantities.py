@@ -13,6 +13,7 @@ from flatlens.column import Column
 from flatlens.experiments.overrides import last_field
 from flatlens.measures import MEASURES
 from flatlens.measures.definition import RISK_FAMILY
+from flatlens.progress import by_key
 
 AxisTransform: TypeAlias = Literal["identity", "sqrt", "log"]
 QuantityRole: TypeAlias = Literal["result", "measure", "setting"]
@@ -78,27 +79,28 @@ LEFT_OUT = {
 STUDIED = tuple(name for name, one in MEASURES.items() if not one.on_request and name not in LEFT_OUT)
 """Measures of a study by default: those that need no curvature products and are not left out."""
 
-_SHOWN = {
-    "test_loss": (Quantity("test loss", "test_loss", role="result"),),
-    "interpolation_sharpness": (SHARPNESS,),
-    "ggn_trace": (Quantity("GGN trace", "ggn_trace"),),
-    "mls": (Quantity("MLS", "mls"),),
-    "nmls": (Quantity("NMLS", "nmls"),),
-    "jacobian_norm": (Quantity("Jacobian norm", "jacobian_norm"),),
-    "local_volume": (Quantity("local volume (log)", "local_volume", "log"),),
-    "network_volume": (Quantity("network volume (log)", "network_volume", "log"),),
-    "relative_flatness": (
+_SHOWN = by_key(
+    (Column.parse(one.column).measure, one)
+    for one in (
+        Quantity("test loss", "test_loss", role="result"),
+        SHARPNESS,
+        Quantity("GGN trace", "ggn_trace"),
+        Quantity("MLS", "mls"),
+        Quantity("NMLS", "nmls"),
+        Quantity("Jacobian norm", "jacobian_norm"),
+        Quantity("local volume (log)", "local_volume", "log"),
+        Quantity("network volume (log)", "network_volume", "log"),
         Quantity("relative flatness, last layer", "relative_flatness"),
         Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
         Quantity("relative flatness, all layers", "relative_flatness.sum"),
-    ),
-    "adaptive_sharpness_ggn": (Quantity("adaptive sharpness", "adaptive_sharpness_ggn"),),
-    "matrix_normalized_sharpness": (Quantity("matrix-normalised sharpness", "matrix_normalized_sharpness"),),
-    "normalized_sharpness": (Quantity("normalised sharpness", "normalized_sharpness"),),
-    "normalized_mls": (Quantity("normalised MLS", "normalized_mls"),),
-    "fisher_rao": (Quantity("Fisher-Rao norm", "fisher_rao"),),
-}
-"""Quantities of a measure whose own name does not suffice."""
+        Quantity("adaptive sharpness", "adaptive_sharpness_ggn"),
+        Quantity("matrix-normalised sharpness", "matrix_normalized_sharpness"),
+        Quantity("normalised sharpness", "normalized_sharpness"),
+        Quantity("normalised MLS", "normalized_mls"),
+        Quantity("Fisher-Rao norm", "fisher_rao"),
+    )
+)
+"""Quantities of each measure whose own name does not suffice."""
 
 
 def measure_names(quantities: Sequence[Quantity]) -> list[str]:
@@ -141,6 +143,6 @@ def quantities(
         axis
         for name in measures
         if name in _SHOWN or name not in risk
-        for axis in _SHOWN.get(name, (Quantity(name.replace("_", " "), name),))
+        for axis in _SHOWN.get(name, [Quantity(name.replace("_", " "), name)])
     ]
     return GAP, *(axis.with_first(first_layer) for axis in axes), *settings

@@ -15,10 +15,10 @@ It differs from the text in nearly everything, so that nothing of it is shared w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import pi, sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ from flatlens.training.optimisers import solution
 SAMPLES, FOLDS, TRAINED_ON, CROSS = 600, 3, 50, 10
 
 
-@dataclass(frozen=True)
-class CodedBound:
+class CodedBound(NamedTuple):
     """The numbers of one fold."""
 
     bound: float

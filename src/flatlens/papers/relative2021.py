@@ -243,8 +243,7 @@ def as_coded(results: Results) -> pd.DataFrame:
     pairs = reached("folds")(results)[["separation", "seed"]].drop_duplicates()
     rows = []
     for separation, seed in zip(pairs["separation"].astype(float), pairs["seed"].astype(int), strict=True):
-        folds = [(f.bound, f.gap, f.representativeness, f.error) for f in coded_bound(separation, seed)]
-        rows.append((separation, seed, *np.mean(folds, 0)))
+        rows.append((separation, seed, *np.mean(coded_bound(separation, seed), 0)))
     columns = ["separation", "seed", "bound", "generalisation_gap", "representativeness", "cross-validated 0-1 error"]
     found = labelled(pd.DataFrame(rows, columns=columns), ["seed"])
     bound, gap = found["bound"], found["generalisation_gap"]

@@ -22,10 +22,9 @@ from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.compression.training import (
-    FIXED_BATCH,
-    FIXED_LR,
     INTERPOLATES,
     LOG_VOLUME,
+    SQUARED,
     TOP_THREE,
     lenet,
     mlp,
@@ -38,7 +37,7 @@ from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Sid
 from flatlens.papers.figures import pairwise
 from flatlens.statistics import Statistic, in_cases
 from flatlens.statistics.inference import Holds
-from flatlens.training import SGD, Training, Until
+from flatlens.training import Until
 
 KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
 """Kinds of networks by the first word of a study's name."""
@@ -87,14 +86,8 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
     below: Mapping[Scale, float] = {"smoke": 0.2, "laptop": INTERPOLATES, "desk": INTERPOLATES}
     studies = {}
     for name, (data, model) in {"vgg": vgg(scale), "mlp": mlp(scale), "lenet": lenet(scale)}.items():
-        training = Training(
-            SGD(FIXED_LR),
-            batch_size=FIXED_BATCH,
-            loss="half_squared_error",
-            until=Until(loss_below=below.get(scale)),  # on all images a small learning rate never comes to one
-            max_steps=steps,
-            check_every=250 if scale == "desk" else 10,
-        )
+        until = Until(loss_below=below.get(scale))  # on all images a small learning rate never comes to one
+        training = SQUARED(until=until, max_steps=steps, check_every=250 if scale == "desk" else 10)
         columns = [Column.parse(q.column) for q in (*SHOWN, *_ALSO, *top_three(model))]
         base = NetworkSettings(
             replace(data, train=1000) if scale == "desk" else data,  # few, so that the gap is large beside its error
@@ -123,16 +116,12 @@ def _of_protocol(name: str, scale: Scale) -> Study:
     if scale in ON_PAPERS_DATA:
         classes = None if name in FULLY_CONNECTED else (0, 1)
         data = replace(data, classes=classes, order="first", standardise="none")
-    training = Training(
-        SGD(FIXED_LR),
-        batch_size=FIXED_BATCH,
-        loss="half_squared_error",
-        until=Until(loss_below={"smoke": 0.2, "desk": INTERPOLATES}.get(scale)),
-        max_steps={"smoke": 200, "desk": 30_000}.get(scale, 750_000),
-        check_every=100,
-    )
+    until = Until(loss_below={"smoke": 0.2, "desk": INTERPOLATES}.get(scale))
+    steps = {"smoke": 200, "desk": 30_000}.get(scale, 750_000)
+    training = SQUARED(until=until, max_steps=steps, check_every=100)
     norm = "" if name in FULLY_CONNECTED else "(norm='frobenius')"
-    columns = [Column.parse(q.column) for q in (*SHOWN, *_ALSO, TOP_THREE) if q is not TOP_THREE or outputs > 2]
+    top = (TOP_THREE,) if outputs > 2 else ()
+    columns = [Column.parse(q.column) for q in (*SHOWN, *_ALSO, *top)]
     base = NetworkSettings(
         replace(data, train=1000) if scale == "desk" else data,
         model,

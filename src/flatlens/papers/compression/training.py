@@ -8,6 +8,7 @@ bound at the first layer, A <= B <= C <= D of Eq. 48.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -41,6 +42,8 @@ from flatlens.statistics.correlations import CoefficientName
 from flatlens.training import SGD, Training
 
 FIXED_LR, FIXED_BATCH = 0.1, 20
+SQUARED = partial(Training, SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error")
+"""Training under the half squared error, to its end."""
 INTERPOLATES = 0.01
 """Loss below which a network counts as interpolating, where the paper says "after the loss is minimized"."""
 LOG_VOLUME = Quantity("log volume", "log_volume")
@@ -111,13 +114,8 @@ def _x2(scale: Scale) -> Mapping[str, Study]:
 
 def _through_training(data: DataSettings, model: Architecture, steps: int, every: int, seeds: int) -> dict[str, Study]:
     """Return one study for both figures: they share the networks at the fixed learning rate and batch size."""
-    training = Training(
-        SGD(FIXED_LR),
-        batch_size=FIXED_BATCH,
-        loss="half_squared_error",
-        max_steps=steps,
-        check_every=10 if data.train else steps // 4,  # all images of a set take as long as many steps
-    )
+    looks = 10 if data.train else steps // 4  # all images of a set take as long as many steps
+    training = SQUARED(max_steps=steps, check_every=looks)
     shown = tuple(dict.fromkeys(q.column for q in (*_IN_TRAINING, *top_three(model))))
     measures = (*shown, "generalisation_gap", "test_accuracy", "accuracy")
     followed = Followed(shown, every, samples(data))
@@ -240,9 +238,7 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
     }[scale]
     data, model = mlp(scale)
     looks = 10_000 if scale in ON_PAPERS_DATA else 10  # all images of a set take as long as many steps
-    training = Training(
-        SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=1, check_every=looks
-    )
+    training = SQUARED(max_steps=1, check_every=looks)
     base = NetworkSettings(data, model, training, ("mls", "loss"), ("mls_chain",), samples=samples(data))
     seeds = {"smoke": 2, "laptop": 10, "desk": 10, "paper": 8}[scale]
     return {"tightness": Study("tightness", base, (Axis("max_steps", steps), Axis("seed", tuple(range(seeds)))))}

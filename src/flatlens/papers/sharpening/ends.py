@@ -32,12 +32,6 @@ def small_resnet(scale: Scale) -> tuple[DataSettings, ResNet18]:
     return DataSettings("digits", train=train, flat=False), ResNet18(classes=10, channels=1, width=width)
 
 
-def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
-    """Return patches of photographs, and a narrow VGG-11 with BatchNorm on them."""
-    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.0625)
-    return DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
-
-
 SHARP, NORM, GAP = BATCH_SHARPNESS.column, JACOBIAN.column, ABSOLUTE_GAP.column
 END_MEASURES = (SHARP, NORM, "loss", "accuracy", "test_accuracy", GAP)
 _PANELS = {"Jacobian norm": NORM, "sharpness": SHARP, "|test loss - training loss|": GAP}
@@ -112,12 +106,15 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         "desk": (50, 5, 4000, 100),
         "paper": (100, 10, 200_000, 2000),
     }[scale]
+    # patches of photographs, and a narrow VGG-11 with BatchNorm on them
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.0625)
+    small_vgg = DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
+    below = None if scale == "smoke" else 0.01
     studies = {}
     for name, (data, model), narrow, published in (
         ("resnet", small_resnet(scale), NARROW_RESNET, RESNET),
-        ("vgg", small_vgg(scale), NARROW_VGG, VGG),
+        ("vgg", small_vgg, NARROW_VGG, VGG),
     ):
-        below = None if scale == "smoke" else 0.01
         sets: tuple[tuple[DataSettings, int, float | None], ...] = ((data, model.classes, below),)
         network: Architecture = model
         if scale == "desk":
