@@ -45,12 +45,8 @@ app = App(
     help_epilogue="With any command, `--traceback` shows where an error occurred.",
     suppress_keyboard_interrupt=False,
 )
-app.command(study)
-app.command(measure)
-app.command(bounds)
-app.command(invariance)
-app.command(compress)
-app.command(compare)
+for command in (study, measure, bounds, invariance, compress, compare):
+    app.command(command)
 app.command(path_between, name="path")
 app.command(plane_around, name="plane")
 app.command(reproduce)
@@ -94,7 +90,26 @@ def run(arguments: Sequence[str]) -> int:
             return 141
         if TRACEBACK in arguments:
             print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-        status, message = _told(error)
+        # what is wrong and what to do, in one line
+        more, status = f" ({TRACEBACK} shows the rest)", 2
+        if isinstance(error, FlatlensError):
+            message = in_options(error) + more * _in_the_users_code(error.__cause__)
+        elif isinstance(error, UnusedCliTokensError):
+            advice = "an option needs its name, such as --data; a path with spaces needs quotes"
+            message = f"unexpected argument {', '.join(map(repr, error.unused_tokens or ()))} ({advice})"
+        elif isinstance(error, CycloptsError):
+            message = str(error)
+        elif _in_the_users_code(error):
+            message = f"your code raised {said(error)}{more}"
+        elif isinstance(error, OSError):
+            full = "; free some space, then the same command continues"
+            advice = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            message = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{advice}"
+        elif out_of_memory(error):
+            message = f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
+        else:
+            output = f"an unexpected error (please report it, with the output of {TRACEBACK})"
+            status, message = 1, f"{typed_line(error)}: {output}"
         _say(message)
         return status
 
@@ -115,26 +130,6 @@ def _warnings_noted() -> Iterator[None]:
 
         warnings.showwarning = shown  # type: ignore[assignment]
         yield
-
-
-def _told(error: BaseException) -> tuple[int, str]:
-    more = f" ({TRACEBACK} shows the rest)"
-    if isinstance(error, FlatlensError):
-        return 2, in_options(error) + more * _in_the_users_code(error.__cause__)
-    if isinstance(error, UnusedCliTokensError):
-        advice = "an option needs its name, such as --data; a path with spaces needs quotes"
-        return 2, f"unexpected argument {', '.join(map(repr, error.unused_tokens or ()))} ({advice})"
-    if isinstance(error, CycloptsError):
-        return 2, str(error)
-    if _in_the_users_code(error):
-        return 2, f"your code raised {said(error)}{more}"
-    if isinstance(error, OSError):
-        full = "; free some space, then the same command continues"
-        advice = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return 2, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{advice}"
-    if out_of_memory(error):
-        return 2, f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
-    return 1, f"{typed_line(error)}: an unexpected error (please report it, with the output of {TRACEBACK})"
 
 
 def _in_the_users_code(error: BaseException | None) -> bool:

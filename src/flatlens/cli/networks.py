@@ -16,23 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from flatlens.cli import terminal
 from flatlens.cli.inputs import How, Inputs, Names, all_names, generator_of, require_trust, split_names
-from flatlens.cli.terminal import (
-    Flag,
-    Json,
-    Whole,
-    or_cost,
-    page_beside,
-    plain,
-    require_own,
-    require_page,
-    require_plan,
-    saved,
-    show,
-    show_json,
-    stdout_to_stderr,
-    written,
-)
+from flatlens.cli.terminal import Flag, Json, Whole, or_cost, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
 from flatlens.files import require_writable
 from flatlens.progress import Bar
@@ -44,7 +30,7 @@ if TYPE_CHECKING:
 @contextmanager
 def reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar]:
     """Refuse what cannot work before anything is read, and show the progress of what follows."""
-    require_page(page)
+    terminal.require_page(page)
     require_trust(models, how.trust)
     with stdout_to_stderr(), Bar(stage="reading the network and the data") as bar:
         yield bar
@@ -99,7 +85,7 @@ def measure(
         seed: Seed of the random numbers of estimates; exact measures use none.
         as_json: Print JSON.
     """
-    require_own(save, "--save")
+    terminal.require_own(save, "--save")
     if after is not None:
         require_writable(after, f"--after {after}")
     with reading([model], inputs.how, page) as bar:
@@ -127,11 +113,11 @@ def measure(
         if problem.ranks.rank:  # only the first process writes and prints
             return 0
         # files that later commands need come first; the numbers are shown also if one cannot be written
-        kept = saved(found, save, "report")
+        kept = terminal.saved(found, save, "report")
         if after is not None:
             searches = Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]})
-            kept &= written("--after", lambda: searches.save(after))
-        page_beside(page, bar, partial(write_measure_page, found, fl.catalogue()))
+            kept &= terminal.written("--after", lambda: searches.save(after))
+        terminal.page_beside(page, bar, partial(write_measure_page, found, fl.catalogue()))
     if as_json:
         about = {name: value for name, value in found.about.items() if name != "seconds"}
         rows = found.frame()
@@ -199,7 +185,7 @@ def bounds(
         check = partial(fl.check_bounds, bounds=asked, assume=declared, distribution=law, delta=delta)
         inputs.how.announced(bar, lens, check)
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
-        page_beside(page, bar, partial(write_bounds_page, found))
+        terminal.page_beside(page, bar, partial(write_bounds_page, found))
     if as_json:
         show_json({"answer": found.answer, "about": found.about, "bounds": found.frame().to_dict("records")})
     else:
@@ -250,7 +236,7 @@ def invariance(
         times = 1 + len(possible(lens, moves))
         inputs.how.announced(bar, lens, partial(fl.measure, measures=asked or "pass"), times)
         found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
-        page_beside(page, bar, partial(write_invariance_page, found))
+        terminal.page_beside(page, bar, partial(write_invariance_page, found))
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")
@@ -302,7 +288,7 @@ def compress(
         seed: Seed of the random signs for the traces of the baseline.
         as_json: Print JSON.
     """
-    require_plan(plan)
+    terminal.require_plan(plan)
     with reading([model], inputs.how, page) as bar:
         import flatlens as fl
         from flatlens.files import write_whole
@@ -315,9 +301,9 @@ def compress(
         found = compressing(lens, generator=generator, progress=bar)
         kept = True
         if plan is not None:
-            text = json.dumps(plain(found.plan), indent=1) + "\n"
-            kept = written("--plan", lambda: write_whole(plan, text.encode()))
-        page_beside(page, bar, partial(write_compression_page, found))
+            text = json.dumps(terminal.plain(found.plan), indent=1) + "\n"
+            kept = terminal.written("--plan", lambda: write_whole(plan, text.encode()))
+        terminal.page_beside(page, bar, partial(write_compression_page, found))
     if as_json:
         tables = {"layers": found.frame(), "correlations": found.correlations()}
         rows = {name: table.to_dict("records") for name, table in tables.items()}
@@ -473,10 +459,10 @@ def compare(
             grouped = fl.compare(
                 None, names, groups=of, paired=paired, anyway=anyway, generator=generator, progress=bar
             )
-            page_beside(page, bar, partial(write_group_page, grouped))
+            terminal.page_beside(page, bar, partial(write_group_page, grouped))
         else:
             found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
-            page_beside(page, bar, partial(write_compare_page, found))
+            terminal.page_beside(page, bar, partial(write_compare_page, found))
     if not as_json:
         show(group_screen(grouped) if groups else compare_screen(found))
     elif groups:

@@ -15,25 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from flatlens.cli import terminal
 from flatlens.cli.inputs import Names, all_names
 from flatlens.cli.processes import patient
-from flatlens.cli.terminal import (
-    DRAWING,
-    WHOLE,
-    DryRun,
-    Flag,
-    Json,
-    Whole,
-    bullets,
-    note,
-    or_cost,
-    page_beside,
-    require_page,
-    show,
-    show_json,
-    stdout_to_stderr,
-    written,
-)
+from flatlens.cli.terminal import WHOLE, Flag, Json, Whole, note, or_cost, show, show_json, stdout_to_stderr
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.progress import Bar, count_of, in_words
 from flatlens.user_code import YAML, is_userfile
@@ -271,7 +256,7 @@ def study(
         if running.dry_run:
             bar.stage("a trial")
             left = _left([(chosen, out)], set(), running.workers)
-            raise DryRun(partial(_show_left, chosen.name, left))
+            raise terminal.DryRun(partial(_show_left, chosen.name, left))
         # what it will take; of the digits study the seconds are known
         networks, memory = len(chosen.networks()), "about 0.5 GiB of memory for each worker"
         name, told = chosen.name, count_of(networks, "network")
@@ -285,7 +270,7 @@ def study(
         with running.started() as options:
             result = run_study(chosen, out, progress=bar, **options)
         files = list[Path]()
-        kept = written("--out", lambda: files.extend(write_study_page(result, out, progress=bar)))
+        kept = terminal.written("--out", lambda: files.extend(write_study_page(result, out, progress=bar)))
     _conclude(result, files, as_json)
     return 2 if not kept else int(strict and bool(result.failed or result.excluded))
 
@@ -308,7 +293,9 @@ def report(folder: Path, /, *, as_json: Json = False) -> int:
         result = load_study(folder, again=True)
         write_tables(result, folder)
         files = list[Path]()
-        kept = written("the page", lambda: files.extend(write_study_page(result, folder, again=True, progress=bar)))
+        kept = terminal.written(
+            "the page", lambda: files.extend(write_study_page(result, folder, again=True, progress=bar))
+        )
     _conclude(result, files, as_json)
     return 0 if kept else 2
 
@@ -326,7 +313,7 @@ def track(history: Path, /, *, page: Path | None = None, batch_size: int | None 
         batch_size: Samples of a training step, to show beside the gradient's noise scale.
         as_json: Print JSON.
     """
-    require_page(page)
+    terminal.require_page(page)
     if batch_size is not None and batch_size < 1:
         raise BadInput(f"--batch-size {batch_size}: expected at least 1")
     with stdout_to_stderr(), Bar(stage="reading the history") as bar:
@@ -337,7 +324,7 @@ def track(history: Path, /, *, page: Path | None = None, batch_size: int | None 
             raise BadFolder(f"{str(history)!r}: there is no such file; Tracker.save(path) writes it")
         found = load_history(history)
         found.attrs |= {} if batch_size is None else {"batch_size": batch_size}
-        page_beside(page, bar, partial(write_tracked_page, found))
+        terminal.page_beside(page, bar, partial(write_tracked_page, found))
     if as_json:
         show_json({"answer": answer_of_run(found), "rows": found.drop(columns="seconds").to_dict("records")})
     else:
@@ -424,7 +411,7 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     end = "completed training" if "finished" in outcomes else "converged"
     how = "all trained outside flatlens" if "trained elsewhere" in outcomes else f"{reached} of them {end}"
     networks = count_of(len(result.networks), "network")
-    show(*result.answer, f"\n{networks}, {how}\n", bullets(result.findings))
+    show(*result.answer, f"\n{networks}, {how}\n", terminal.bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is excluded from the correlations: {why}")
     for why, number in result.alone:
@@ -491,7 +478,7 @@ def reproduce(
             each = zip(folders, planned, strict=True)
             where = [(study, folder / name) for folder, studies in each for name, study in studies.items()]
             said = f"{', '.join(one.id for one in chosen)} at {scale} scale"
-            raise DryRun(partial(_show_left, said, _left(where, known_keys, running.workers)))
+            raise terminal.DryRun(partial(_show_left, said, _left(where, known_keys, running.workers)))
         for one, known, studies in zip(chosen, earlier, planned, strict=True):
             if tables is not None:
                 keys = {network.key for study in studies.values() for network in study.networks()}
@@ -506,9 +493,9 @@ def reproduce(
                 bar.announcement = f"{one.id} at {scale} scale: {work}"
                 run = partial(module.reproduce, scale=scale, again=again, known=known, progress=bar)
                 found.append(run(one.id, folder, **options))
-            bar.stage(DRAWING)
+            bar.stage(terminal.DRAWING)
             files = list[Path]()
-            kept = written("--out", lambda: files.extend(write_atlas(found, out, folders, progress=bar)))
+            kept = terminal.written("--out", lambda: files.extend(write_atlas(found, out, folders, progress=bar)))
     _conclude_reproduce(found, files, as_json)
     told = (row.decided if again else row.outcome.conclusion for mine in rows_of(found) for row in mine)
     return 2 if not kept else int(strict and "not reproduced" in told)

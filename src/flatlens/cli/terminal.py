@@ -51,11 +51,9 @@ Whole = Annotated[int, WHOLE]  #: an option that takes a whole number
 def require_page(file: Path | None) -> None:
     """Check before the work that a page can be drawn and written."""
     if file is not None:
-        require_writable(file, f"--page {file}")
-        if file.suffix.lower() not in (".html", ".htm"):
-            raise BadFolder(f"--page {file}: a page is HTML: choose a name that ends in .html")
         html = b"<!doctype html"
-        _require_ours(file, "--page", lambda there: html in there.read_bytes()[: 2**12].lower(), "flatlens page")
+        ends = {".html": "a page is HTML", ".htm": ""}
+        _require(file, "--page", ends, "flatlens page", lambda there: html in there.read_bytes()[: 2**12].lower())
         with needs("study", "--page"):
             import_module("flatlens.report.page")
 
@@ -65,20 +63,22 @@ def require_own(file: Path | None, option: str) -> None:
     from flatlens.result import is_saved
 
     if file is not None:
-        require_writable(file, f"{option} {file}")
-        if file.suffix.lower() not in ("", ".safetensors"):
-            raise BadFolder(f"{option} {file}: the format is safetensors: choose a name that ends in .safetensors")
-        _require_ours(file, option, is_saved, "saved result")
+        _require(file, option, {".safetensors": "the format is safetensors", "": ""}, "saved result", is_saved)
 
 
 def require_plan(file: Path | None) -> None:
     """Check before the work that a plan can be written, and that no other file than a plan is replaced."""
     if file is not None:
-        require_writable(file, f"--plan {file}")
-        _require_ours(file, "--plan", lambda there: b'"rise_stderr"' in there.read_bytes(), "plan of flatlens compress")
+        ours = "plan of flatlens compress"
+        _require(file, "--plan", {}, ours, lambda there: b'"rise_stderr"' in there.read_bytes())
 
 
-def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: str) -> None:
+def _require(file: Path, option: str, ends: Mapping[str, str], kind: str, ours: Callable[[Path], bool]) -> None:
+    """Require that a file can be written, has an ending of `ends` if these are given, and replaces only `ours`."""
+    require_writable(file, f"{option} {file}")
+    if ends and file.suffix.lower() not in ends:
+        (end, why), *_ = ends.items()
+        raise BadFolder(f"{option} {file}: {why}: choose a name that ends in {end}")
     if file.exists() and not ours(file):
         raise BadFolder(f"{option} {file}: file exists and is not a {kind}; choose another name")
 

@@ -35,9 +35,6 @@ def allocated(options: Sequence[Sequence[LayerOption]], room: int) -> Allocation
 
     >>> allocated([[LayerOption(32, 0.0), LayerOption(4, 0.5)], [LayerOption(32, 0.0), LayerOption(4, 0.1)]], 40)
     (0, 1)
-
-    Raises:
-        BadInput: Not even the smallest options fit.
     """
     least = sum(min(one.size for one in of) for of in options)
     if least > room:

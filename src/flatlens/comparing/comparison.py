@@ -229,8 +229,7 @@ class Comparison(Result):
     def __len__(self) -> int:
         return len(self.measures)
 
-    def _displayed(self) -> pd.DataFrame:
-        return self.ranks()
+    _displayed = ranks
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         rows: dict[str, Any] = {}

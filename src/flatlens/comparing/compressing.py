@@ -308,7 +308,31 @@ def compression(
         chosen, why = (
             _within(work, rows, asked, level) if budget is None else _cheapest(work, rows, asked, budget, trials, line)
         )
-        plan = _plan(work, rows, chosen, why)
+        # what each layer becomes, and what all together cost
+        rise, stderr = work.rise(chosen)
+        test, held_out = problem.test, None
+        if test is not None:
+            rises = work.rise(chosen, problem.changed(data=test))
+            held_out = dict(zip(("rise", "rise_stderr"), rises, strict=True))
+        alone = {(row.layer, row.scheme): row.rise for row in rows}
+        saved = sum(work.size(w) - work.size(w, chosen[w.label]) for w in work.weights if w.label in chosen)
+        layers: dict[str, dict[str, Any]] = {}
+        for weight in work.weights:
+            one = chosen.get(weight.label)
+            quantised = one if one is not None and one.quantises else None
+            layers[weight.label] = {
+                "parameter": weight.parameter, "tied": list(weight.tied),
+                "shape": list(work.here[weight.parameter].shape), "scheme": UNCOMPRESSED if one is None else one.name,
+                "bits": weight.stored if quantised is None else quantised.bits,
+                "by": None if quantised is None else quantised.by,
+                "group": None if one is None else one.group or None,
+                "axis": weight.axis, "rise_alone": 0.0 if one is None else alone[weight.label, one.name],
+            }  # fmt: skip
+    plan = {
+        "flatlens": __version__, "of": "weights alone: activations are not quantised", **why,
+        "size": 1 - saved / work.total, "loss": work.risk, "rise": rise, "rise_stderr": stderr, "held_out": held_out,
+        "sum_of_rises": sum(layer["rise_alone"] for layer in layers.values()), "layers": layers,
+    }  # fmt: skip
     facts = {**about(given), "layers": [weight.label for weight in work.weights], "dtype": "float64", "risk": work.risk,
              "level": level, "budget": budget, "folded": folded, "rounding": work.rounding}  # fmt: skip
     return Compression(rows, plan, facts)
@@ -576,31 +600,4 @@ def _cheapest(
     return schemes_of(found.choice), {
         "budget": budget, "uniform": beside, "before_exchange": first,
         "exchanges": found.made, "trials": found.trials, "ended": found.ended,
-    }  # fmt: skip
-
-
-def _plan(
-    work: _Work, rows: Sequence[CompressedLayer], chosen: Mapping[str, Scheme], told: Mapping[str, Any]
-) -> dict[str, Any]:
-    rise, stderr = work.rise(chosen)
-    test, held_out = work.problem.test, None
-    if test is not None:
-        held_out = dict(zip(("rise", "rise_stderr"), work.rise(chosen, work.problem.changed(data=test)), strict=True))
-    alone = {(row.layer, row.scheme): row.rise for row in rows}
-    saved = sum(work.size(w) - work.size(w, chosen[w.label]) for w in work.weights if w.label in chosen)
-    layers = {}
-    for weight in work.weights:
-        one = chosen.get(weight.label)
-        layers[weight.label] = {
-            "parameter": weight.parameter, "tied": list(weight.tied), "shape": list(work.here[weight.parameter].shape),
-            "scheme": UNCOMPRESSED if one is None else one.name,
-            "bits": weight.stored if one is None or not one.quantises else one.bits,
-            "by": None if one is None or not one.quantises else one.by,
-            "group": None if one is None else one.group or None,
-            "axis": weight.axis, "rise_alone": 0.0 if one is None else alone[weight.label, one.name],
-        }  # fmt: skip
-    return {
-        "flatlens": __version__, "of": "weights alone: activations are not quantised", **told,
-        "size": 1 - saved / work.total, "loss": work.risk, "rise": rise, "rise_stderr": stderr, "held_out": held_out,
-        "sum_of_rises": sum(layer["rise_alone"] for layer in layers.values()), "layers": layers,
     }  # fmt: skip

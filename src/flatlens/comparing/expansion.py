@@ -183,8 +183,33 @@ def forgetting(
             raise BadInput(what, argument="after", call="forgetting")
         what = f"the merged weights do not give the loss of `after`: it is off by {off_by:.2g}"
         raise BadInput(what, argument="coordinates", call="forgetting", remedy='coordinates="parameters" works')
-    outside = float((whole - there).mean())
-    return _found(lens, here, parts, errors, truth - starts, outside, differ, inside, coordinates)
+
+    # the change and its parts; of a long step the second order is huge, and the rest nearly its negative: the change
+    # shows it, and the parts are refused
+    kind: Literal["exact", "estimate"] = "exact" if inside == torch.float64 else "estimate"
+    whole_change, first, second, rest = (
+        Estimate(float(value), float(error), kind, unit="loss") for value, error in zip(parts, errors, strict=True)
+    )
+    changes = truth - starts
+    rows = {("change", None): replace(whole_change, value=float(changes.mean()), samples=changes)}
+    named, larger = dict(zip(_PARTS, (first, second, rest), strict=True)), max(abs(first.value), abs(second.value))
+    terms = {"first_order": here.first, "second_order": here.second}
+    of_change = abs(rest.value) > max(abs(whole_change.value), _NEGLIGIBLE * larger)
+    if abs(rest.value) > larger or of_change:
+        exceeded = "the first order and the second" if abs(rest.value) > larger else "the change"
+        why = (f"the rest, {rest.value:.3g}, exceeds {exceeded} (first order {first.value:.3g}, second order "
+               f"{second.value:.3g}): the step is too long")  # fmt: skip
+        named, terms = dict.fromkeys(_PARTS, undefined(why)), {}
+    rows |= {(part, None): estimate for part, estimate in named.items()}
+    if differ:
+        outside = float((whole - there).mean())
+        rows["buffers", None] = replace(whole_change, value=outside, note=f"{listed(differ, 4)} changed")
+    # the parts by layer
+    for name, of in terms.items():
+        by_layer = by_key((module_of(parameter), term) for parameter, term in of.items())
+        rows |= {(name, layer): replace(named[name], value=sum(each)) for layer, each in by_layer.items()}
+    where = {"parameters": "the parameters as they are"}.get(str(coordinates), "the merged weights")
+    return Forgetting(rows, {**about(lens), "coordinates": where}, _answer(rows, here.risk, where, lens.problem.n))
 
 
 def widened_task(given: object, argument: str, call: str) -> tuple[Lens, Problem]:
@@ -322,36 +347,6 @@ def expanded(problem: Problem, model: nn.Module, steps: Sequence[Mapping[str, Te
         first = {name: dot([gradient[name]], [d]) for name, d in step.items()}
         found.append(RiskTerms(risk, first, {name: dot([product[name]], [d]) / 2 for name, d in step.items()}))
     return found
-
-
-def _found(
-    lens: Lens, here: RiskTerms, parts: Tensor, errors: Tensor, changes: Tensor, outside: float, differ: list[str],
-    inside: torch.dtype, coordinates: object,
-) -> Forgetting:  # fmt: skip
-    """Return the table: the change, its parts, and these by layer; the parts refused where the rest exceeds both."""
-    kind: Literal["exact", "estimate"] = "exact" if inside == torch.float64 else "estimate"
-    change, first, second, rest = (
-        Estimate(float(value), float(error), kind, unit="loss") for value, error in zip(parts, errors, strict=True)
-    )
-    rows: dict[Key, Estimate] = {("change", None): replace(change, value=float(changes.mean()), samples=changes)}
-    named = dict(zip(_PARTS, (first, second, rest), strict=True))
-    # of a long step the second order is huge, and the rest nearly its negative: the change shows it
-    larger = max(abs(first.value), abs(second.value))
-    of_change = abs(rest.value) > max(abs(change.value), _NEGLIGIBLE * larger)
-    terms = {"first_order": here.first, "second_order": here.second}
-    if abs(rest.value) > larger or of_change:
-        exceeded = "the first order and the second" if abs(rest.value) > larger else "the change"
-        why = (f"the rest, {rest.value:.3g}, exceeds {exceeded} (first order {first.value:.3g}, second order "
-               f"{second.value:.3g}): the step is too long")  # fmt: skip
-        named, terms = dict.fromkeys(_PARTS, undefined(why)), {}
-    rows |= {(part, None): estimate for part, estimate in named.items()}
-    if differ:
-        rows["buffers", None] = replace(change, value=outside, note=f"{listed(differ, 4)} changed")
-    for name, of in terms.items():
-        by_layer = by_key((module_of(parameter), term) for parameter, term in of.items())
-        rows |= {(name, layer): replace(named[name], value=sum(parts)) for layer, parts in by_layer.items()}
-    where = {"parameters": "the parameters as they are"}.get(str(coordinates), "the merged weights")
-    return Forgetting(rows, {**about(lens), "coordinates": where}, _answer(rows, here.risk, where, lens.problem.n))
 
 
 def _answer(rows: Mapping[Key, Estimate], risk: float, where: str, n: int) -> list[str]:

@@ -69,7 +69,6 @@ def larger_of(estimates: Sequence[Estimate], rounding: float = _ROUNDING) -> NDA
 
 
 PERMUTED = 9999
-_FEW = 5  #: fewer networks than this can hardly show agreement beyond chance
 ALL_EQUAL = ("All networks have equal values: are these the same weights?",)
 _Table = Mapping[str, Mapping[str, Estimate]]  #: estimates by measure and network
 
@@ -152,7 +151,23 @@ def agreement(
             rows.append((name, tau, p_value(float((mine * order).sum()), under_null) if tau == tau else np.nan))
     with_gap = pd.DataFrame(rows, columns=["measure", "tau", "p"])
     # in words: W and its limits, networks without a gap, and how many pairs of gaps the held-out data cannot order
-    told = _about_w(overall, ranks)
+    told = []
+    if overall.value != overall.value:
+        told.append(f"The agreement of the rankings is undefined: {overall.note}.")
+    else:
+        told.append(
+            "The p-value of W assumes independent rankings. Measures of the same weights are not independent, and some "
+            "bound each other: some agreement is expected, and p is too small."
+        )
+        if len(models) < 5:  # these can hardly show agreement beyond chance
+            orders = factorial(len(models))
+            told.append(f"W says little about {len(models)} networks: they have only {orders} orders.")
+        if len(models) == 2:
+            a, b = models
+            first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
+            ties = len(ranks) - first - second
+            tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
+            told.append(f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}.")
     if unknown := ", ".join(model for model, gap in gaps.items() if not np.isfinite(gap.value)):
         told.append(f"Excluded from tau with the gap (no finite generalisation gap): {unknown}.")
     pairs = len(known) * (len(known) - 1) // 2
@@ -218,22 +233,3 @@ def _tau(a: Array, b: Array) -> float:
     # Kendall's tau-b of two orders, given as the signs of all differences
     both, in_a, in_b = (np.array([signs.sum()]) for signs in (a * b, a**2, b**2))
     return float(ratio(both, in_a, in_b)[0])
-
-
-def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
-    if w.value != w.value:
-        return [f"The agreement of the rankings is undefined: {w.note}."]
-    told = [
-        "The p-value of W assumes independent rankings. Measures of the same weights are not independent, and some "
-        "bound each other: some agreement is expected, and p is too small."
-    ]
-    networks = ranks.shape[1]
-    if networks < _FEW:
-        told.append(f"W says little about {networks} networks: they have only {factorial(networks)} orders.")
-    if networks == 2:
-        a, b = ranks.columns
-        first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
-        ties = len(ranks) - first - second
-        tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
-        told.append(f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}.")
-    return told

@@ -112,12 +112,7 @@ DEFAULT = (
 
 
 def scheme(name: str) -> Scheme:
-    """Return the scheme that a name with options spells.
-
-    Raises:
-        UnknownName: There is no such scheme.
-        BadInput: It has no such option, or the option is out of range.
-    """
+    """Return the scheme that a name with options spells."""
     refused: dict[str, object] = {"argument": "schemes", "value": name, "call": "compression"}
     try:
         known, options = spelled(name)

@@ -32,7 +32,7 @@ SAFETY, CONCAVE = 2.0, 0.5  #: how many times the second derivative seen is assu
 _NARROWEST = 2.0**-12  #: width of an interval that is not halved any more
 
 
-@dataclass(frozen=True, eq=False, order=False)
+@dataclass(frozen=True, eq=False)
 class Look:
     """The loss at one point of a path."""
 
@@ -40,9 +40,6 @@ class Look:
     loss: float
     slope: float  #: the derivative in t
     samples: Tensor = field(repr=False)  #: each sample's loss, (n,) float64, their mean is the risk
-
-    def __lt__(self, other: Look) -> bool:
-        return self.t < other.t
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,17 +96,13 @@ def bracketed(
     points: int,
     most: int,
     enough: float,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Callable[[int, int], object],
 ) -> Barrier:
-    """Return the barrier from `points` even looks, and as many more, up to `most`, as the bracket needs.
-
-    It is narrow enough where its width is below `enough`, or a twentieth of the barrier.
-    """
+    """Return the barrier from `points` even looks, and more, up to `most`, until the bracket is below `enough`."""
     looks = []
     for k in range(points):
         looks.append(look(k / (points - 1)))
-        if progress is not None:
-            progress(len(looks), points)
+        progress(len(looks), points)
     first, last = looks[0], looks[-1]
     while True:
         best = max(max(excess(first, last, one) for one in looks), 0.0)
@@ -118,9 +111,8 @@ def bracketed(
         wide = looks[top + 1].t - looks[top].t > _NARROWEST
         if len(looks) >= most or not wide or bounds[top] - best <= max(enough, best / 20):
             break
-        insort(looks, look((looks[top].t + looks[top + 1].t) / 2))
-        if progress is not None:
-            progress(len(looks), most)
+        insort(looks, look((looks[top].t + looks[top + 1].t) / 2), key=lambda one: one.t)
+        progress(len(looks), most)
     at = max(looks, key=lambda one: excess(first, last, one)).t
     error = 2 * rounding(at) if len({one.loss for one in looks}) > 1 else 0.0
     return Barrier(tuple(looks), max(best - error, 0.0), max(best, *bounds) + error, error, "it was not tried")

@@ -187,7 +187,7 @@ def with_proof(
     looks = list(found.looks)
 
     def loss(t: float) -> float:
-        insort(looks, look(t))
+        insort(looks, look(t), key=lambda one: one.t)
         return next(one.loss for one in looks if one.t == t)
 
     known = {one.t: one.loss for one in looks}

@@ -64,7 +64,7 @@ def trained(
     lr: float,
     batch_size: int,
     generator: torch.Generator,
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> Curve:
     """Return the curve from a to b with its bends trained on the loss along it, by Adam with a cosine schedule.
 
@@ -95,6 +95,5 @@ def trained(
             p.grad = gradient.to(p) * (math.comb(m, j) * t**j * (1 - t) ** (m - j))
         optimiser.step()
         schedule.step()
-        if progress is not None:
-            progress("steps of the curve", step + 1, steps)
+        progress("steps of the curve", step + 1, steps)
     return Curve((a, *(p.detach() for p in inner), b))

@@ -117,21 +117,17 @@ class Ends:
         names = [name for name, p in model.named_parameters() if p.is_floating_point()]
         elsewhere = Elsewhere(problem, names, model=model)
         ends = cls(problem, elsewhere, elsewhere.here, second, note)
-        if given is not None:
-            ends._require_same_function(given)
-        return ends
-
-    def _require_same_function(self, given: nn.Module) -> None:
-        """Require that the second network is the first one's function at other values."""
-        problem = self.problem
+        if given is None:
+            return ends
         batch = problem.place(problem.probes[0])
-        own = problem.changed(model=given, seen=None).measured()
+        other = problem.changed(model=given, seen=None).measured()
         with torch.no_grad():
-            with problem.measuring(self.elsewhere.model):
-                f = self.elsewhere.run(self.b, batch)[0]
-            with problem.measuring(own):
-                g = problem.run(own, batch)[0]
+            with problem.measuring(elsewhere.model):
+                f = elsewhere.run(ends.b, batch)[0]
+            with problem.measuring(other):
+                g = problem.run(other, batch)[0]
         apart = float((f - g).detach().abs().max()) if f.shape == g.shape else math.inf
         if not apart <= 1e4 * torch.finfo(f.dtype).eps * max(float(g.detach().abs().max()), 1e-300):
             what = "the networks are different functions of the same parameters"
             raise BadInput(what, argument="b", call=_CALL, remedy="give two checkpoints of one architecture")
+        return ends

@@ -176,8 +176,7 @@ class LossPath(Result):
             for way in self.ways.values()
         ])  # fmt: skip
 
-    def _displayed(self) -> pd.DataFrame:
-        return self.table()
+    _displayed = table
 
     def plot(self) -> Any:
         """Return an Altair chart of the loss along each path; a notebook shows it by itself."""
@@ -272,7 +271,29 @@ def path(
     second = [f"second network: {origin['weights']}"] if "weights" in origin else []
     notes = [*second, *([ends.note] if ends.note else [])]
     with progress_shown(progress) as line:
-        scan = partial(_scanned, points, rtol, line)
+
+        def scan(ends: Ends, curve: Curve, name: str) -> Way:
+            """Return the way along a curve: looks, the bracket of its barrier, and the threshold."""
+            look, constant = partial(look_at, elsewhere, curve), ends.problem.constant
+            scale = abs(constant.loss) if constant is not None else max(abs(look(t).loss) for t in (0.0, 1.0))
+            enough, most = rtol * scale / 10, 8 * points
+            found = bracketed(
+                look,
+                lambda t: elsewhere.rounding(curve.at(t)),
+                points=points,
+                most=most,
+                enough=enough,
+                progress=lambda done, total: line(f"looks at the {name}", done, total),
+            )
+            if curve.bends:
+                found = replace(found, unproved="the path is no line")
+            elif torch.equal(curve.points[0], curve.points[1]):
+                found = replace(found, unproved="")  # nothing moves
+            else:
+                model = elsewhere.model
+                found = with_proof(ends.problem, model, ends.second, found, look, enough=enough, most=most)
+            return Way.of(name, found, rtol * scale)
+
         found = {LINE: scan(ends, Curve((ends.a, ends.b)), LINE)}
         # the same after the neurons of b are matched, from where everything else starts
         if match_neurons:
@@ -292,26 +313,3 @@ def path(
     distance = float((ends.b - ends.a).norm(dtype=torch.float64))
     here = {"ends": losses, "distance": distance, "rtol": rtol, "notes": notes}
     return LossPath(found, {**about(lens), **here})
-
-
-def _scanned(points: int, rtol: float, line: Any, ends: Ends, curve: Curve, name: str) -> Way:
-    """Return the way along a curve: looks, the bracket of its barrier, and the threshold."""
-    elsewhere, constant = ends.elsewhere, ends.problem.constant
-    look = partial(look_at, elsewhere, curve)
-    scale = abs(constant.loss) if constant is not None else max(abs(look(t).loss) for t in (0.0, 1.0))
-    found = bracketed(
-        look,
-        lambda t: elsewhere.rounding(curve.at(t)),
-        points=points,
-        most=8 * points,
-        enough=rtol * scale / 10,
-        progress=lambda done, total: line(f"looks at the {name}", done, total),
-    )
-    if curve.bends:
-        found = replace(found, unproved="the path is no line")
-    elif torch.equal(curve.points[0], curve.points[1]):
-        found = replace(found, unproved="")  # nothing moves
-    else:
-        model, enough = elsewhere.model, rtol * scale / 10
-        found = with_proof(ends.problem, model, ends.second, found, look, enough=enough, most=8 * points)
-    return Way.of(name, found, rtol * scale)

@@ -154,8 +154,7 @@ class LossPlane(Result):
         ]  # fmt: skip
         return pd.concat(parts, ignore_index=True)
 
-    def _displayed(self) -> pd.DataFrame:
-        return self.table()
+    _displayed = table
 
     def plot(self) -> Any:
         """Return an Altair chart of the plane and the slices; a notebook shows it by itself."""
@@ -349,7 +348,7 @@ def sliced(
     x: Tensor,
     *,
     rtol: float,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Callable[[int, int], object],
 ) -> Slice:
     """Return the slice along a direction (P,) at distances x, odd in number with 0 in the middle."""
     here, named = elsewhere.here, elsewhere.space.named(direction)
@@ -363,8 +362,7 @@ def sliced(
     values = []
     for done, at in enumerate(x.tolist()):
         values.append(loss(at))
-        if progress is not None:
-            progress(done + 1, len(x))
+        progress(done + 1, len(x))
     centre, rounding = values[len(values) // 2], elsewhere.rounding()
     length = float(direction.norm(dtype=torch.float64))
     farthest = _LONGEST * max(float(here.norm(dtype=torch.float64)), 1.0) / max(length, 1e-300)

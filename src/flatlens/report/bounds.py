@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,22 +23,15 @@ STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not
 URGENT = ("not applicable", "holds", "undecided", "violated")  #: verdicts from the least to the most important one
 
 
-class _Claims(NamedTuple):
-    """The claims of a bound: how many have each verdict, and the most important one, of these the tightest."""
-
-    bound: str
-    claims: list[Verdict]
-    counts: str
-    top: Verdict
-
-
-def _by_bound(verdicts: Sequence[Verdict]) -> list[_Claims]:
+def _by_bound(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Return each bound's claims: how many have each verdict, and the most important one, of these the tightest."""
     rows = []
     for bound, claims in by_key((verdict.bound, verdict) for verdict in verdicts).items():
         count = Counter[str](v.status for v in claims)
         told = ", ".join(f"{count[s]} {s}" for s in dict.fromkeys(("violated", *STYLES)) if count[s])
         top = max(claims, key=lambda v: (URGENT.index(v.status), v.tightness if v.tightness == v.tightness else -1.0))
-        rows.append(_Claims(bound, claims, told, top))
+        same = f"{count[top.status]} of {len(claims)}" if len(claims) > 1 else ""
+        rows.append({"bound": bound, "claims": claims, "counts": told, "top": top, "same": same})
     return rows
 
 
@@ -55,10 +48,7 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
     rows = [(v, "") for v in verdicts]
     if deep:
         table.column("claims")
-        rows = [
-            (top, f"{sum(v.status == top.status for v in claims)} of {len(claims)}" if len(claims) > 1 else "")
-            for _, claims, _, top in _by_bound(verdicts)
-        ]
+        rows = [(row["top"], row["same"]) for row in _by_bound(verdicts)]
     above = None
     for verdict, told in rows:
         bound = Text("" if verdict.bound == above else verdict.bound)

@@ -201,7 +201,7 @@ def page() -> str:
     ]
     blocks = [PREFACE, "\n".join(["| measure | meaning | family |", "|---|---|---|", *index]), LETTERS]
     for family, members in families.items():
-        blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *(_entry(one) for one in members)]
+        blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *map(_entry, members)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

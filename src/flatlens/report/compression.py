@@ -26,7 +26,7 @@ COLUMNS_MEAN = (
 def compression_screen(found: Compression) -> RenderableType:
     """Return the screen of `flatlens compress`: the answer, a row for each layer and scheme, the plan."""
     table = Fitted("What each layer costs", names=["layer"], values=["size", "forecast", "rise", "flagged"])
-    for scheme, rows in _by_scheme(found).items():
+    for scheme, rows in by_key((row.scheme, row) for row in found.rows).items():
         table.section(scheme)
         for row in rows:
             flagged = Text("" if row.valid else "flagged", style="yellow")
@@ -56,14 +56,10 @@ def write_compression_page(found: Compression, path: Path) -> Path:
         {"": found.about},
         answer=found.answer,
         figures=rises_figures(found),
-        groups=_by_scheme(found),
+        groups=by_key((row.scheme, row) for row in found.rows),
         correlations=found.correlations().to_dict("records"),
         plan=found.plan,
         all_layers=ALL_LAYERS,
         rise_of=rise_of,
         meaning=COLUMNS_MEAN,
     )
-
-
-def _by_scheme(found: Compression) -> dict[str, list[CompressedLayer]]:
-    return by_key((row.scheme, row) for row in found.rows)

@@ -117,12 +117,9 @@ def relation_frame(result: StudyResult) -> pd.DataFrame:
 
 
 def gap_relations(result: StudyResult) -> pd.DataFrame:
-    """Return each quantity's correlation with the gap, strongest first.
+    """Return each quantity's correlation with the gap, strongest first; `alike` names the settings that are held equal.
 
-    The columns are quantity, coefficient, value, low, high, n and alike.
-
-    `alike` names the settings that are held equal, empty across all networks. A network's own losses are left out: at
-    interpolation the test loss is the gap.
+    A network's own losses are left out: at interpolation the test loss is the gap.
     """
     columns = ["quantity", "coefficient", "value", "low", "high", "n", "alike"]
     gap = gap_of(result)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 from rich.console import Group as Lines
@@ -238,30 +237,6 @@ def folded(report: Report) -> str:
     return "\n".join(parts)
 
 
-@dataclass(frozen=True)
-class MeasuredCell:
-    """A value in the table of layers of a page."""
-
-    text: str  #: the value with its sign and error; "–" if undefined
-    exact: str  #: tooltip: all digits, the kind and the note; the reason if undefined
-    tint: int  #: colour class, 0 to TINTS - 1; -1 if there is no value
-
-
-class _Row(NamedTuple):
-    name: str
-    label: str
-    cells: list[MeasuredCell]
-
-
-@dataclass(frozen=True)
-class Group:
-    """A block, or a layer outside any ("")."""
-
-    block: str
-    rows: list[_Row]
-    largest: list[MeasuredCell]  #: the block's largest value in each column
-
-
 def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Path:
     """Write one HTML file that needs no network."""
     from flatlens.report.figures.measured import layers_figure  # not above: the screen draws nothing
@@ -287,8 +262,11 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
     )
 
 
-def page_groups(values: Values, layers: list[str], columns: list[str]) -> list[Group]:
-    """Return the blocks of a page's table with their layers, whose cells are tinted from small to large values."""
+def page_groups(values: Values, layers: list[str], columns: list[str]) -> list[dict[str, Any]]:
+    """Return the blocks of a page's table with their layers, whose cells are tinted from small to large values.
+
+    A layer outside any block is one with the name "". `largest` has the block's largest value in each column.
+    """
     groups = grouped(layers)
     known = {key: e for key, e in values.items() if e.value == e.value}
     rank: dict[str, dict[str, float]] = {}  # of layers, 0 to 1: by values, extreme biases would hide all other layers
@@ -304,7 +282,11 @@ def page_groups(values: Values, layers: list[str], columns: list[str]) -> list[G
     found = []
     for block, members in groups:
         rows = [
-            _Row(layer, role(layer, block), [_tinted(values.get((n, layer)), rank[n].get(layer)) for n in columns])
+            {
+                "name": layer,
+                "label": role(layer, block),
+                "cells": [_tinted(values.get((n, layer)), rank[n].get(layer)) for n in columns],
+            }
             for layer in members
         ]
         largest = [
@@ -313,15 +295,14 @@ def page_groups(values: Values, layers: list[str], columns: list[str]) -> list[G
             else _tinted(None, None)
             for n in columns
         ]
-        found.append(Group(block, rows, largest))
+        found.append({"block": block, "rows": rows, "largest": largest})
     return found
 
 
-def _tinted(estimate: Estimate | None, place: float | None, before: str = "") -> MeasuredCell:
-    if estimate is None:
-        return MeasuredCell("", "", -1)
-    if place is None:
-        return MeasuredCell("–", estimate.note, -1)
+def _tinted(estimate: Estimate | None, place: float | None, before: str = "") -> dict[str, Any]:
+    """Return a cell: the value, all that is known of it in a tooltip, and its class of colour, -1 without a value."""
+    if estimate is None or place is None:
+        return {"text": "" if estimate is None else "–", "exact": "" if estimate is None else estimate.note, "tint": -1}
     told = "; ".join(part for part in (estimate.kind, estimate.note) if part)
     exact = f"{before}{with_error(estimate, repr(estimate.value))} ({told})"
-    return MeasuredCell(with_error(estimate, f"{estimate.value:.3g}"), exact, round(place * (TINTS - 1)))
+    return {"text": with_error(estimate, f"{estimate.value:.3g}"), "exact": exact, "tint": round(place * (TINTS - 1))}

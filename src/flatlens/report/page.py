@@ -203,7 +203,7 @@ def study_html(
         "study",
         {f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)},
         grid.known_colours,
-        title=prose.title(result),
+        title=f"Flatness, compression and generalisation: {result.settings.get('name', 'study')}",
         summary=prose.what_was_run(result),
         answer=result.answer,
         picture=None if best is None or panels is None else f"{GAP_PANELS}-{names.index(best)}",

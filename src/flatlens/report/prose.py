@@ -79,12 +79,6 @@ SIGNS_OF_SHAPES = {
 """The signs of the legend, by the marks' shapes in the figures."""
 
 
-def title(result: StudyResult) -> str:
-    """Return the page's heading."""
-    name = result.settings.get("name", "study")
-    return f"Flatness, compression and generalisation: {name}"
-
-
 def what_was_run(result: StudyResult) -> str:
     """Return the study in one or two sentences, from its settings and tables."""
     base = result.settings.get("base", {})

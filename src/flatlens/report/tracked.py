@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from rich.console import Group, RenderableType
@@ -72,12 +71,11 @@ def _rows(history: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     for measure, rows in known.groupby("measure", sort=False):
         first, last = rows.iloc[0], rows.iloc[-1]
         edge = number(last["edge"]) if last["edge"] > 0 and has_edge(str(measure)) else ""
-        yield str(measure), _value(first), _value(last), edge
-
-
-def _value(row: pd.Series[Any]) -> str:
-    stderr = row["stderr"] if row["stderr"] > 0 else 0.0  # a bound has none
-    return with_error(Estimate(row["value"], stderr, row["kind"]), number(row["value"]))
+        values = []
+        for row in (first, last):
+            stderr = row["stderr"] if row["stderr"] > 0 else 0.0  # a bound has none
+            values.append(with_error(Estimate(row["value"], stderr, row["kind"]), number(row["value"])))
+        yield str(measure), *values, edge
 
 
 def _undefined(history: pd.DataFrame) -> dict[str, list[str]]:

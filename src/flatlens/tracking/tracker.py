@@ -68,11 +68,6 @@ class Schedule:
             return bool(self._says(step))
         return step in self._listed if self._listed else step % self._divisor == 0
 
-    @property
-    def names_steps(self) -> bool:
-        """Return whether the user gave the steps as a list or a function."""
-        return not self._divisor
-
 
 def whole(value: object, name: str, least: int) -> int:
     """Return a whole number of at least `least`, and refuse anything else."""
@@ -183,7 +178,7 @@ class Tracker:
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
-        self._last = last and not self._schedule.names_steps
+        self._last = last and isinstance(self._schedule.plain, int)
         self._optimiser: torch.optim.Optimizer | None = None  # of the latest call
         self._live = Live() if live is True else live or None
         shown = [] if self._live is None else [Aside("the live line of the tracker", self._live)]

@@ -44,11 +44,7 @@ _GROUP_ROW = 18  #: height of a group's row, in pixels
 
 
 def values_frame(comparison: Comparison) -> pd.DataFrame:
-    """Return one row for each measure and network: `Comparison.frame` with low, high, ranked and told.
-
-    `low` and `high` bound the 95% interval. Undefined and infinite values are left out; measures that no rescaling of
-    the weights changes come first.
-    """
+    """Return `Comparison.frame` with 95% intervals and in words; finite values alone, invariant measures first."""
     data = comparison.frame()
     data = data[np.isfinite(data["value"])]
     reach = 1.96 * data["stderr"].fillna(0)  # a bound has none

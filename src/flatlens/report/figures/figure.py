@@ -231,10 +231,7 @@ NOT_KNOWN_SHAPE = "triangle-right"
 
 
 def solid_if_included() -> alt.FillOpacityValue:
-    """Return a fill that leaves excluded networks hollow.
-
-    `alt.when` and `alt.value` would take Altair ten times as long.
-    """
+    """Return a fill that leaves excluded networks hollow; `alt.when` would take Altair ten times as long."""
     return alt.FillOpacityValue(0.0, condition={"test": "datum.included", "value": 0.75})
 
 

@@ -313,11 +313,9 @@ _MAP_COLUMNS = ["row", "layer", "measure", "value", "place", "text", "told"]
 
 
 def layers_frame(report: Report) -> pd.DataFrame:
-    """Return one row for each measure and layer, or block: row, layer, measure, value, place, text, told.
+    """Return one row for each measure and layer; of many layers, for each block, with its layer of the largest value.
 
-    Of a network with more than `_WHOLE` layers in blocks, `row` is a block and `layer` the one with its largest value.
-    `place` is from 0, the column's smallest value, to 1: by logarithm where all are positive, and then 1 only if they
-    differ by a factor of two or more. It is NaN where the value is undefined or infinite.
+    `place` is from 0, the column's smallest value, to 1, as in `_places`; NaN where the value is not finite.
     """
     linear = {str(name) for name in report.about.get("layers", [])}
     values = {(at, name): e for (name, at), e in report.items() if at and (CALL.sub("", at) in linear or not linear)}
