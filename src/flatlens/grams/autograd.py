@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -192,15 +191,23 @@ def singular(problem: Problem, model: nn.Module) -> str:
 
     Empty if all are finite on all data, or if smaller numbers make them finite: those overflow.
     """
-    search = _Search(problem, model)
     with problem.measuring(model), differentiable(model.parameters()):
         for order, name in enumerate(("derivative", "second derivative"), 1):
             start, met, samples = 0, "", list[int]()
             for raw in problem.batches(FORWARD_CHUNK):
-                culprit = search.culprit(raw, order)
-                if culprit:
+                if culprit := _culprit(problem, model, raw, order):
                     met = met or culprit
-                    samples += search.samples(raw, order, start, _NAMED + 1 - len(samples))
+                    # the first samples without a finite derivative, by halving; none where samples are coupled
+                    parts = [] if problem.coupled else [(0, size(raw))]
+                    while parts and len(samples) <= _NAMED:
+                        low, high = parts.pop()
+                        middle = (low + high) // 2
+                        if not _culprit(problem, model, take(raw, low, high), order):
+                            continue
+                        if high - low == 1:
+                            samples.append(start + low)
+                        else:
+                            parts += [(middle, high), (low, middle)]
                 start += size(raw)
                 if len(samples) > _NAMED:
                     break
@@ -214,39 +221,15 @@ def singular(problem: Problem, model: nn.Module) -> str:
     return ""
 
 
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """The search for operations and samples without a finite derivative."""
-
-    problem: Problem
-    model: nn.Module
-
-    def culprit(self, raw: Batch, order: int) -> str:
-        """Return the first operation that makes a derivative of some samples not finite; empty if all are finite."""
-        _, inputs, f, y = run_recorded(self.problem, self.model, self.problem.place(raw))
-        at: _Rows = [p for p in (*self.model.parameters(), *inputs) if p.requires_grad]
-        u = 0.5 + torch.rand(f.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f)
-        small = torch.finfo(f.dtype).tiny ** 0.5  # what overflows is finite for combinations as small as this
-        losses = self.problem.loss.values(f.to(torch.float64), y)
-        found = (_named(small * of.sum(), at, order) for of in (u * f, losses) if of.requires_grad)
-        return next(filter(None, found), "")
-
-    def samples(self, raw: Batch, order: int, start: int, most: int) -> list[int]:
-        """Return the first samples without a finite derivative, found by halving; none where samples are coupled."""
-        if self.problem.coupled:
-            return []
-        found: list[int] = []
-        parts = [(0, size(raw))]
-        while parts and len(found) < most:
-            low, high = parts.pop()
-            if not self.culprit(take(raw, low, high), order):
-                continue
-            middle = (low + high) // 2
-            if high - low == 1:
-                found.append(start + low)
-            else:
-                parts += [(middle, high), (low, middle)]
-        return found
+def _culprit(problem: Problem, model: nn.Module, raw: Batch, order: int) -> str:
+    """Return the first operation that makes a derivative of some samples not finite; empty if all are finite."""
+    _, inputs, f, y = run_recorded(problem, model, problem.place(raw))
+    at: _Rows = [p for p in (*model.parameters(), *inputs) if p.requires_grad]
+    u = 0.5 + torch.rand(f.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f)
+    small = torch.finfo(f.dtype).tiny ** 0.5  # what overflows is finite for combinations as small as this
+    losses = problem.loss.values(f.to(torch.float64), y)
+    found = (_named(small * of.sum(), at, order) for of in (u * f, losses) if of.requires_grad)
+    return next(filter(None, found), "")
 
 
 def _named(of: Tensor, at: _Rows, order: int) -> str:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from flatlens.operations.graph import LEAF, Graph, Node, dtype_of, shape_of, walk
+from flatlens.operations.graph import LEAF, Graph, Node, shape_of, walk
 from flatlens.operations.layers import Adapter, Convolution, Dense, TransposedConvolution, both_sides
 from flatlens.operations.table import is_complex
 
@@ -56,9 +56,9 @@ class GraphOperation:
     turn: int = field(init=False)  #: a number that grows with the order in which operations ran
 
     def __post_init__(self) -> None:
-        of = self.node, self.number
-        self.edge, self.shape, self.dtype = GradientEdge(*of), shape_of(of), dtype_of(of)
-        self.turn = int(self.node._sequence_nr())
+        made = self.node._input_metadata[self.number]
+        self.edge, self.turn = GradientEdge(self.node, self.number), int(self.node._sequence_nr())
+        self.shape, self.dtype = torch.Size(made.shape), made.dtype
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -211,7 +211,13 @@ def copy_on_same_weights(model: nn.Module) -> nn.Module | None:
             copied: nn.Module = copy.deepcopy(model, known)
     except Exception:  # the user's modules may raise anything
         return None
-    if not _is_apart(copied, model):
+    # it has all that its original has, and other modules and tensors under the same names
+    kinds = ("named_modules", "named_parameters", "named_buffers")
+    names, own = ([[name for name, _ in getattr(m, kind)()] for kind in kinds] for m in (model, copied))
+    if names != own or _ids(copied) & _ids(model):
+        return None
+    pairs = zip(model.modules(), copied.modules(), strict=True)
+    if any(vars(new).get(k) is None for one, new in pairs for k, v in vars(one).items() if v is not None):
         return None
     _originals[copied] = model
     turn_together(copied, model)
@@ -250,18 +256,6 @@ class _Copying(TorchFunctionMode):
         if func is Tensor.__deepcopy__ and args[0].grad_fn is not None:
             return args[0]
         return func(*args, **kwargs or {})
-
-
-def _is_apart(copied: nn.Module, model: nn.Module) -> bool:
-    """Return whether a copy has all that its original has, and other modules and tensors under the same names."""
-    names = [
-        [[name for name, _ in named] for named in (m.named_modules(), m.named_parameters(), m.named_buffers())]
-        for m in (copied, model)
-    ]
-    if names[0] != names[1] or _ids(copied) & _ids(model):
-        return False
-    pairs = zip(model.modules(), copied.modules(), strict=True)
-    return all(vars(own).get(k) is not None for one, own in pairs for k, v in vars(one).items() if v is not None)
 
 
 def _ids(model: nn.Module) -> set[int]:

@@ -119,7 +119,17 @@ class _Batch:
 
     def require_apart(self, together: Tensor) -> None:
         """Compare the whole batch with `together`, its losses in a larger batch, and with parts of itself."""
-        self._require_reliable()
+        again = self.losses(self.f, self.y).detach()
+        off = float((self.whole[0] - again).abs().max())
+        if off > 1e4 * torch.finfo(again.dtype).eps * float(again.abs().max()):
+            cause = "it keeps a state between calls, such as a counter or a running mean"
+            if is_random(lambda: self.losses(self.f, self.y).detach(), torch.equal):
+                cause = "it draws random numbers"
+            raise BadLoss(
+                f"the loss gave different values for the same batch twice (max difference {off:.2g})",
+                value=self.name,
+                remedy=f"{cause}: {MEND}",
+            )
         self._require_same([together], torch.arange(len(self.f)))
         for parts, derivatives in _divisions(len(self.f), self.draw):
             found = []
@@ -154,19 +164,6 @@ class _Batch:
     def _weights(self, n: int) -> Tensor:
         """Return powers of 2 (their products round nothing) that differ for any few samples, (n,)."""
         return 2.0 ** (torch.randperm(n, generator=self.draw) % 9 - 4)
-
-    def _require_reliable(self) -> None:
-        again = self.losses(self.f, self.y).detach()
-        apart = float((self.whole[0] - again).abs().max())
-        if apart > 1e4 * torch.finfo(again.dtype).eps * float(again.abs().max()):
-            cause = "it keeps a state between calls, such as a counter or a running mean"
-            if is_random(lambda: self.losses(self.f, self.y).detach(), torch.equal):
-                cause = "it draws random numbers"
-            raise BadLoss(
-                f"the loss gave different values for the same batch twice (max difference {apart:.2g})",
-                value=self.name,
-                remedy=f"{cause}: {MEND}",
-            )
 
     def _require_same(self, found: list[Tensor], rows: Tensor) -> None:
         """Refuse numbers of these rows that differ from the whole batch's, where those are finite."""

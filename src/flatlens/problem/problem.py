@@ -115,8 +115,11 @@ class Problem(NetworkOnData):
             arithmetic=require_arithmetic(arithmetic, dtype, device_of(model)),
             memory=in_bytes(memory),
             ghost_batch=ghost_batch,
-            ranks=require_ranks(ranks),
+            ranks=ranks,
         )
+        if not isinstance(ranks, Ranks):
+            remedy = "give Ranks.joined() under torchrun; leave ranks out in a single process"
+            raise BadInput(remedy, argument="ranks", value=ranks)
         self._asked = parameters if isinstance(parameters, str) else None
         self.facts: dict[Hashable, Any] = {}  #: cached results about the network, for a tracker that asks often
         self.origin: dict[str, str] = {}  #: origin of network and data, in words; every report repeats it
@@ -153,7 +156,10 @@ class Problem(NetworkOnData):
                         require_twice(self.loss, *self.run(network, self.place(few)))
             if self.test is not None:
                 if self.convention != Convention():
-                    require_same_form(self.test)
+                    next(self.test.chunks(1), None)  # which shows its form
+                    if not self.test.labelled:
+                        told = "the data are dicts with labels, and the network says which output a label belongs to"
+                        raise BadInput(told, argument="test", remedy="give the test data in the same form")
                 with self.measuring(network, twice=twice, plain=True), torch.no_grad():
                     check_all(self, network, self.test)
 
@@ -195,8 +201,15 @@ class Problem(NetworkOnData):
         Raises:
             BadModel: a parameter that the problem was asked to measure by its name has another name now.
         """
-        if self._asked is None:
-            require_present(self.model, self.parameters)
+        known = [name for name, _ in self.model.named_parameters()]
+        # what is left would be measured silently
+        for name in sorted(self.parameters.difference(known)) if self._asked is None else ():
+            raise BadModel(
+                f"{UnknownName.among('parameter', name, known)} (it had this name when the Problem was made; pruning, "
+                "for instance, gives another: make a new Problem with the present names)",
+                argument="parameters",
+                value=Code("[...]"),
+            )
         now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
         return self if now == self.parameters else self.changed(parameters=now)
 
@@ -349,26 +362,6 @@ def require_forward(forward: Any) -> Any:
     return forward
 
 
-def require_ranks(ranks: object) -> Ranks:
-    """Return ranks=; refuse anything but `Ranks`."""
-    if not isinstance(ranks, Ranks):
-        raise BadInput(
-            "give Ranks.joined() under torchrun; leave ranks out in a single process", argument="ranks", value=ranks
-        )
-    return ranks
-
-
-def require_same_form(test: Data) -> None:
-    """Refuse test data whose labels lie at other places than those of dicts with labels."""
-    next(test.chunks(1), None)
-    if not test.labelled:
-        raise BadInput(
-            "the data are dicts with labels, and the network says which output a label belongs to",
-            argument="test",
-            remedy="give the test data in the same form",
-        )
-
-
 def require_arithmetic(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) -> Arithmetic:
     """Return arithmetic=; refuse a reduced precision that would have no effect, or would contradict `dtype`."""
     if arithmetic not in ("full", *REDUCED_PRECISION):
@@ -398,18 +391,6 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
         if name not in known:
             raise UnknownName.among("parameter", name, known)
     return frozenset(names)
-
-
-def require_present(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse a network that has lost a parameter of these names: what is left would be measured silently."""
-    known = [name for name, _ in model.named_parameters()]
-    for name in sorted(set(names).difference(known)):
-        raise BadModel(
-            f"{UnknownName.among('parameter', name, known)} (it had this name when the Problem was made; pruning, for "
-            "instance, gives another: make a new Problem with the present names)",
-            argument="parameters",
-            value=Code("[...]"),
-        )
 
 
 def measuring_dtype(model: nn.Module) -> torch.dtype:

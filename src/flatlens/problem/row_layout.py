@@ -84,10 +84,17 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
         outputs = outputs.reshape(1, -1) if outputs.numel() > 1 else outputs.reshape(1)
     if outputs.ndim == 0 or len(outputs) != n:
-        raise BadModel(
-            f"outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got {tuple(outputs.shape)}",
-            remedy=_mend_of_axes(outputs, n),
-        )
+        mend = "return one row for each sample, in the samples' order"
+        if outputs.ndim > 1 and outputs.shape[1] == n:
+            first = "if these are the samples, put them first (batch_first=True, or transpose(0, 1))"
+            mend = f"axis 1 has {n} entries: {first}"
+        elif outputs.ndim and len(outputs) % n == 0 and len(outputs):
+            rows = len(outputs) // n
+            mend = f"{rows} rows for each sample: if these follow each other, return outputs.reshape({n}, {rows}, ...)"
+        elif outputs.numel() == 1:
+            mend = "one number for the whole batch: return the outputs before a mean, a sum or a loss is taken of them"
+        told = f"outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got {tuple(outputs.shape)}"
+        raise BadModel(told, remedy=mend)
     if outputs.ndim == 2:
         return outputs, targets
     # the shapes of outputs and targets say whether each row is a token, or the classes of a place
@@ -117,19 +124,6 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
             remedy=("flatten or pool the outputs, in the model or through ", FORWARD),
         )
     return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
-
-
-def _mend_of_axes(outputs: Tensor, n: int) -> str:
-    if outputs.ndim > 1 and outputs.shape[1] == n:
-        return (
-            f"axis 1 has {n} entries: if these are the samples, put them first (batch_first=True, or transpose(0, 1))"
-        )
-    if outputs.ndim and len(outputs) % n == 0 and len(outputs):
-        rows = len(outputs) // n
-        return f"{rows} rows for each sample: if these follow each other, return outputs.reshape({n}, {rows}, ...)"
-    if outputs.numel() == 1:
-        return "one number for the whole batch: return the outputs before a mean, a sum or a loss is taken of them"
-    return "return one row for each sample, in the samples' order"
 
 
 # Tokens and places
@@ -622,7 +616,12 @@ class OfRows(Loss):
         wide = [rows.new_zeros(len(f), rows.shape[1], f.shape[1]) for rows, _ in found]
         for part, (rows, _), whole in zip(parts, found, wide, strict=True):
             whole[:, :, part.at] = rows
-        return torch.cat(wide, 1), _block_diagonal([B for _, B in found])
+        # block-diagonal, as each head has its own combinations
+        B, end = found[0][1].new_zeros(len(f), *(sum(own.shape[1] for _, own in found),) * 2), 0
+        for _, own in found:
+            at = slice(end, end := end + own.shape[1])
+            B[:, at, at] = own
+        return torch.cat(wide, 1), B
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
         """Return gradients for targets drawn separately for every row, (n, draws, N)."""
@@ -649,11 +648,3 @@ def _beside(products: list[tuple[_Head, Callable[[Tensor], Tensor]]]) -> Callabl
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     return apply
-
-
-def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    ends = list(accumulate(block.shape[1] for block in blocks))
-    B = blocks[0].new_zeros(len(blocks[0]), ends[-1], ends[-1])
-    for block, end in zip(blocks, ends, strict=True):
-        B[:, end - len(block[0]) : end, end - len(block[0]) : end] = block
-    return B
