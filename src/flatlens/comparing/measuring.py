@@ -82,7 +82,7 @@ def _print(data: Data) -> int:
     found = 0
     for batch in data.chunks(FORWARD_CHUNK):
         for leaf in tree_leaves(batch):
-            found = checksum(leaf, found) if isinstance(leaf, Tensor) else found
+            found = checksum(leaf, start=found) if isinstance(leaf, Tensor) else found
     return found
 
 

@@ -18,6 +18,7 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from flatlens.errors import BadModel
@@ -410,9 +411,9 @@ def _fused_alike(
     """
     if device_of(model).type != "cpu" or problem.arithmetic != "full" or plan.unexplained:
         return False
-    plain, rtol = problem.measuring(model, twice=False, plain=True), Checker(problem, model, plan).rtol
+    once, rtol = problem.measuring(model, twice=False, plain=True), Checker(problem, model, plan).rtol
     try:
-        with clear_autograd_errors(), plain, differentiable(model.parameters()):
+        with clear_autograd_errors(), once, differentiable(model.parameters()):
             for batch, proof in zip(batches, proofs, strict=True):
                 trial = Trial(problem, model, batch)
                 plan.require_same(trial.tape, trial.inputs, batch)
@@ -424,13 +425,12 @@ def _fused_alike(
                 watched = watched_places(trial.tape, plan, [], trial.n, ())
                 at = {name: place.at for name, place in watched.items() if name in proof.raw}
                 found = torch.autograd.grad(trial.f, list(at.values()), proof.u, allow_unused=True)
-                for one, other in zip(found, map(proof.raw.__getitem__, at), strict=True):
-                    if one is None or other is None:
-                        same = one is other
-                    else:
-                        off = torch.linalg.vector_norm(one - other)
-                        same = bool(off <= rtol * torch.linalg.vector_norm(other))
-                    if not same:
+                for name, own in zip(at, found, strict=True):
+                    plain = proof.raw[name]
+                    if own is None or plain is None:
+                        if own is not plain:
+                            return False
+                    elif not vector_norm(own - plain) <= rtol * vector_norm(plain):
                         return False
     except (PlanBroken, RuntimeError):
         return False

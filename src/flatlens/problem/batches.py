@@ -282,13 +282,15 @@ def tensors_in(batch: Batch) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
-def checksum(tensor: Tensor, start: int = 0) -> int:
-    """Return the checksum of a tensor's bytes, continued from `start`; of a sharded tensor, of this rank's part."""
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
-    whole = dense.cpu().contiguous()
-    flat = whole.as_strided((whole.numel(),), (1,))  # one entry counts as contiguous at any stride
-    return zlib.crc32(flat.view(torch.uint8).numpy().data, start)
+def checksum(*tensors: Tensor, start: int = 0) -> int:
+    """Return the checksum of tensors' bytes, continued from `start`; of a sharded tensor, of this rank's part."""
+    for tensor in tensors:
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        whole = dense.cpu().contiguous()
+        flat = whole.as_strided((whole.numel(),), (1,))  # one entry counts as contiguous at any stride
+        start = zlib.crc32(flat.view(torch.uint8).numpy().data, start)
+    return start
 
 
 def finite(tensor: Tensor) -> bool:

@@ -371,7 +371,7 @@ class Data:
     @cached_property
     def _values(self) -> str:
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in tensors_in(self._tensors))
-        return f"tensors of shape {shapes}, checksum {_checksum_of_all(self._tensors):08x}"
+        return f"tensors of shape {shapes}, checksum {checksum(*tensors_in(self._tensors)):08x}"
 
     @cached_property
     def facts(self) -> dict[str, object]:
@@ -552,7 +552,7 @@ class Data:
 
     def _require_same(self, number: int, batch: Batch) -> int:
         """Return the number of samples in a batch; refuse a batch that differs from the first reading."""
-        fingerprint, n = _checksum_of_all(batch), size(batch)
+        fingerprint, n = checksum(*tensors_in(batch)), size(batch)
         before, held = self._prints.setdefault(number, (fingerprint, n))
         if (before, held) != (fingerprint, n):
             how = f"has {n} samples instead of {held}" if n != held else "differs"
@@ -562,13 +562,6 @@ class Data:
                 remedy="measure a fixed copy of the data",
             )
         return n
-
-
-def _checksum_of_all(batch: Batch) -> int:
-    total = 0
-    for leaf in tensors_in(batch):
-        total = checksum(leaf, total)
-    return total
 
 
 def _length(loader: DataLoader[Any] | None) -> int | None:

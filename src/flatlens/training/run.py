@@ -379,7 +379,7 @@ class Checkpoint:
         said = f"{canonical(as_plain(settings))}{model!r}{frozen}{list(model.state_dict())}"
         total = zlib.crc32(said.encode())
         for tensor in [*data, *(test or ()), *model.state_dict().values()]:
-            total = checksum(tensor, zlib.crc32(str(tuple(tensor.shape)).encode(), total))
+            total = checksum(tensor, start=zlib.crc32(str(tuple(tensor.shape)).encode(), total))
         self.of = f"{total:08x}"
 
     @property
