@@ -24,9 +24,6 @@ class Column:
     Column(measure='layer_sharpness', part='kappa', transform='layerwise', rule='', layer='fc3')
     >>> Column.parse("jacobian_generalisation.rhs@tight").rule
     'tight'
-
-    Raises:
-        BadInput: the name of these fields would be read as other fields.
     """
 
     measure: str  #: with its options: "local_volume(top_k=3)"; the bound whose side it is; the first part of a setting

@@ -254,9 +254,6 @@ def needs(extra: str, what: str) -> Iterator[None]:
     Traceback (most recent call last):
     ...
     flatlens.errors.MissingExtra: a page needs the extra 'study', pip install 'flatlens[study]' (No module named ...
-
-    Raises:
-        MissingExtra: a package cannot be imported.
     """
     try:
         yield

@@ -221,17 +221,9 @@ class _Trial:
 def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, whole: bool = False) -> Forecast:
     """Return the expected cost of work, extrapolated from trials on a few samples, and on more while that is quick.
 
-    The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
-
-    Args:
-        lens: The network, with the samples of the work; where its problem was made on the first of them, making it on
-            all is part of the work.
-        work: Takes a lens.
-        short: Work of fewer seconds is not looked at any longer.
-        whole: Whether to count what the trials have done once for all.
-
-    Raises:
-        TooLong: a trial would take too long.
+    The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms). Where its problem
+    was made on the first of its samples, making it on all is part of the work. Work of fewer seconds than `short` is
+    not looked at any longer. `whole`: whether to count what the trials have done once for all.
     """
     gauge = _gauge(lens)
     before, n = gauge.peak(), _samples_of(lens)

@@ -23,13 +23,10 @@ def first_line(function: Callable[..., object]) -> str:
 
 
 def spelled(spelling: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of a spelling.
+    """Return the name and the options of a spelling; raise ValueError where it is no name.
 
     >>> spelled("local_volume(top_k=3)"), spelled("mls")
     (('local_volume', {'top_k': 3}), ('mls', {}))
-
-    Raises:
-        ValueError: it is not a name, and no name with options.
     """
     try:
         tree: ast.expr = ast.parse(spelling.strip(), mode="eval").body
@@ -87,10 +84,6 @@ class Registry(Mapping[str, _T], Generic[_T]):
         """Return objects from names or objects; a single one is enough. `call` is the user's call, for errors.
 
         `read` replaces the plain lookup of a name, where a name may carry options.
-
-        Raises:
-            BadInput: something asked for is neither a name nor an object of this kind.
-            UnknownName: no object has this name.
         """
         if isinstance(asked, (str, self._kind)):
             asked = [asked]
@@ -110,6 +103,5 @@ class Registry(Mapping[str, _T], Generic[_T]):
 
     def _unfit(self, given: object, call: str) -> BadInput:
         example = f"such as {next(iter(self))!r}, " if self._known else ""
-        return BadInput(
-            f"{call}: give names of {self._what}s, {example}or {self._kind.__name__} objects, got {given!r}"
-        )
+        objects = f"{self._kind.__name__} objects"
+        return BadInput(f"{call}: give names of {self._what}s, {example}or {objects}, got {given!r}")

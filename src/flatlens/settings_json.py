@@ -171,11 +171,8 @@ def require_setting(settings: object, name: str, holds: bool, what: str) -> None
 def check(settings: object, sizes: Sequence[str] = (), **known: Iterable[object]) -> None:
     """Refuse settings that are not among the known values, and `sizes` that are not whole numbers of at least 1.
 
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Net:
-    ...     width: int
-    ...     activation: str
+    >>> from dataclasses import make_dataclass
+    >>> Net = make_dataclass("Net", ["width", "activation"])
     >>> check(Net(0, "sine"), ["width"])
     Traceback (most recent call last):
         ...

@@ -340,10 +340,8 @@ def _is_free(package: Path) -> bool:
 
 
 def _require_own(path: Path, argument: str) -> None:
-    """Let a file import its neighbours, though the process has read others of their names; refuse it where it cannot.
-
-    That is where the name is an installed package's, or where an import inside a function may come later.
-    """
+    """Let a file import its neighbours, though the process has read others of their names; else refuse it."""
+    # It cannot where the name is an installed package's, or where an import inside a function may come later
     for name, (own, late) in _sources(path)[1].items():
         if name in sys.stdlib_module_names:
             continue

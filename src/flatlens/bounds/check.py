@@ -16,7 +16,6 @@ from torch import Tensor
 from flatlens.bounds import (  # noqa: F401  # their import registers their bounds
     batchnorm,
     compression,
-    curved_loss,
     feature_robustness,
     relative_generalisation,
     residual,

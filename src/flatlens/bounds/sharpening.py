@@ -199,7 +199,20 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
         base = Assumption("convex_base", straight or None, "" if straight else "the base may not be convex")
         note = f"Lip(g) = {lipschitz:.4g}"
         yield Claim(steep, lipschitz * right, None, "latent", (*premises, base), note=note)
-    yield _searched(context, seen, left, slopes, convex)
+    # With the variation that a search finds: undecided at best
+    lens, found, assumed = context.lens, None, (*seen.premises, convex)
+    if not math.isnan(seen.delta):
+        try:
+            rng = context.generator
+            found = found_variation(lens.problem, lens.model, seen.delta, restarts=2, steps=10, generator=rng)
+        except Refused as why:
+            assumed = (Assumption("one_floating_input", False, str(why)),)
+    if found is None:
+        yield Claim(left, math.nan, None, "searched", assumed)
+    else:
+        below = "a search found the variation, which may be below the supremum"
+        note, high = f"{below}: a larger left side may still obey the theorem", float((slopes + found).max())
+        yield Claim(left, high, None, "searched", assumed, stderr=math.inf, note=note)
     # V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm. A ball is convex
     if math.isnan(seen.delta):
         yield Claim(math.nan, math.nan, None, "remark", premises)
@@ -252,21 +265,6 @@ def _directions(seen: Covered, x: Tensor) -> Tensor:
     """The first right singular vector of Jf at each point, (n, M)."""
     V: Tensor = torch.linalg.svd(seen.network.jacobians(x), full_matrices=False)[2]
     return V[:, 0]
-
-
-def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, convex: Assumption) -> Claim:
-    # With the variation that a search finds: undecided at best
-    if math.isnan(seen.delta):
-        return Claim(left, math.nan, None, "searched", (*seen.premises, convex))
-    lens, generator = context.lens, context.generator
-    try:
-        found = found_variation(lens.problem, lens.model, seen.delta, restarts=2, steps=10, generator=generator)
-    except Refused as why:
-        return Claim(left, math.nan, None, "searched", (Assumption("one_floating_input", False, str(why)),))
-    below = "a search found the variation, which may be below the supremum"
-    note = f"{below}: a larger left side may still obey the theorem"
-    right = float((slopes + found).max())
-    return Claim(left, right, None, "searched", (*seen.premises, convex), stderr=math.inf, note=note)
 
 
 @bound(id="B11",

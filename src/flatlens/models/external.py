@@ -336,10 +336,8 @@ def _some(names: list[str]) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let transformers print nothing inside, as an error must be one line, and ask nothing on stdin.
-
-    Classes of transformers read configurations themselves, such as that of a backbone, without NO_CODE.
-    """
+    """Let transformers print nothing inside, as an error must be one line, and ask nothing on stdin."""
+    # Classes of transformers read configurations themselves, such as that of a backbone, without NO_CODE
     from transformers import dynamic_module_utils, utils
 
     logging: Any = utils.logging

@@ -172,14 +172,11 @@ def _with_ranks(
 
 
 def in_groups(numbers: GroupNumbers, labels: Any) -> GroupNumbers:
-    """Return the group of each network that is left out in turn: its unit, or one of 200 groups of units.
-
-    The units of a group are drawn by their labels, always the same: the order of the rows does not count, as neighbours
-    in a table may be alike.
-    """
+    """Return the group of each network that is left out in turn: its unit, or one of 200 groups of units."""
     known = len(labels)
     if known <= MOST_GROUPS:
         return numbers
+    # Drawn by their labels, always the same: the order of the rows does not count, as neighbours may be alike
     by_label = sorted(range(known), key=lambda unit: (str(labels[unit]), type(labels[unit]).__name__))
     group = np.empty(known, dtype=np.int64)
     group[by_label] = generator(0).permutation(known) * MOST_GROUPS // known

@@ -134,13 +134,10 @@ EVERY_ORDER = math.factorial(7)  #: largest number of orders that are all taken,
 
 
 def generator(seed: Seed) -> Generator:
-    """Return the generator given, or a new one with the seed given.
-
-    It is a Mersenne twister, seeded as its authors and torch seed it, so that `resamples` draws the same 32-bit numbers
-    as `torch.randint`.
-    """
+    """Return the generator given, or a new one with the seed given."""
     if isinstance(seed, Generator):
         return seed
+    # A Mersenne twister, seeded as its authors and torch seed it: `resamples` draws the numbers of `torch.randint`
     bits = MT19937()
     bits.state = RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]  # the stubs lack this type
     return Generator(bits)

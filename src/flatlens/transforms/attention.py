@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -23,14 +24,15 @@ def _offered(kind: str, otherwise: str) -> Callable[[Wiring], Offer]:
     return where
 
 
+of_heads = partial(transform, source="symmetries2025", declared_as="headwise", traced=False)
+
+
 def _move_all(moving: Moving) -> None:
     for one in moving.links:
         move_symmetry(moving.model, one, moving.generator)
 
 
-@transform(
-    id="R6", source="symmetries2025", where=_offered("queries", NO_ATTENTION), declared_as="headwise", traced=False
-)
+@of_heads(id="R6", where=_offered("queries", NO_ATTENTION))
 def query_key_basis(moving: Moving) -> None:
     """Another basis for each head's queries and keys: A W_q, A^-T W_k, A random with singular values in [5, 25].
 
@@ -41,9 +43,7 @@ def query_key_basis(moving: Moving) -> None:
     _move_all(moving)
 
 
-@transform(
-    id="R7", source="symmetries2025", where=_offered("values", NO_ATTENTION), declared_as="headwise", traced=False
-)
+@of_heads(id="R7", where=_offered("values", NO_ATTENTION))
 def value_output_basis(moving: Moving) -> None:
     """Another basis for each head's values: A W_v, and W_o A^-1 in the columns that read it, A as above.
 

@@ -311,10 +311,8 @@ def check_invariance(
 def _numbers(
     lens: Lens, problem: Problem, asked: Asked, *, seed: int, anyway: bool, progress: Progress
 ) -> dict[str, tuple[Measure, Estimate]]:
-    """The network's answers, and their parts with a declaration, by row.
-
-    Each side looks afresh and draws afresh, so that neither searches from where the other ended.
-    """
+    """The network's answers, and their parts with a declaration, by row."""
+    # Each side looks afresh and draws afresh, so that neither searches from where the other ended
     fresh = Lens(problem, outputs=lens.probes or "exact")
     together = [one for one in asked.measures if not one.on_request]
     runs: list[Choice] = ["pass"] if asked.preset == "pass" else [together] if together else []

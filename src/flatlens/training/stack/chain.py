@@ -128,11 +128,9 @@ class LayerChain:
         return ForwardRecord(inputs, graphs, h)
 
     def backward(self, views: Views, tape: ForwardRecord, slope: Tensor, use: UseGradient) -> None:
-        """Call `use` for each of `parts`, the last layer's first; `slope` is the loss's in the outputs, (L, B, N).
-
-        A part's weights are not needed any more when `use` is called with it, so it may change them: a gradient that is
-        used at once is still in the processor's cache.
-        """
+        """Call `use` for each of `parts`, the last layer's first; `slope` is the loss's in the outputs, (L, B, N)."""
+        # A part's weights are not needed any more when `use` is called with it, so it may change them: a gradient that
+        # is used at once is still in the processor's cache
         biases = slope.new_zeros(len(slope), self.size - self.parts[-1].start)
         after = [*tape.inputs[1:], tape.outputs]
         for number in reversed(range(len(self.layers))):
