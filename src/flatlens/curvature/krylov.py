@@ -410,36 +410,53 @@ def recall(
     `most` products the search ends, perhaps not `converged`. `keep` Ritz pairs are returned as `remembered`, from the
     model where the basis has too few.
     """
-    wanted = StoppingRule(top_k, 0, rtol)
-    model = _Model(known, mixed_start(known, top_k, fresh))
+    wanted, old = StoppingRule(top_k, 0, rtol), known.vectors.to(fresh)
+    start = mixed_start(known, top_k, fresh)
+    Q = W = start.new_empty(0, len(start))  # A Q = W
+    direction = start / length(start)
     while True:
-        model.multiply(apply)
+        w = apply(direction)
+        if not bool(torch.isfinite(w).all()):
+            raise overflow(w.dtype)
+        Q, W = torch.cat([Q, direction[None]]), torch.cat([W, w[None]])
         if progress is not None:
-            progress(SEARCH, len(model.W), expected_of_search(len(model.W), most))
-        theta, S = model.ritz()
+            progress(SEARCH, len(W), expected_of_search(len(W), most))
+        # the Ritz pairs of the basis, and their residuals A Q s - theta Q s, (k, P)
+        theta, S = _eigh(Q @ W.T)
         ends = ends_of(len(theta), top_k, 0)
-        residuals = model.residuals(theta[ends], S[:, ends])
+        found = S[:, ends].T.to(Q) @ Q
+        residuals = S[:, ends].T.to(W) @ W - theta[ends][:, None].to(Q) * found
         lengths = torch.tensor([length(r) for r in residuals], dtype=torch.float64)
         met = lengths <= wanted.allowed(theta, fresh.dtype, FIRST_SHARE)
         unmet = int(met.cumprod(0).sum())  # position of the first unmet pair; `top_k` if all are met
-        values, vectors, coefficients = model.spectrum(residuals[min(unmet, len(ends) - 1)])
-        if (unmet == top_k and len(model.W) > top_k) or len(model.W) >= min(most, len(fresh)):
+        # the model, on Q, the old vectors and a residual: A on Q, as remembered beside it
+        rows = torch.cat([Q, old, residuals[min(unmet, len(ends) - 1)][None]])
+        basis: Tensor = torch.linalg.qr(rows.T).Q.T  # of dependent rows: random
+        basis[: len(Q)] = Q
+        outside = basis[len(Q) :]
+        across, overlap = W @ outside.T, outside @ old.T
+        beside = (overlap * known.values.to(overlap)) @ overlap.T
+        whole = torch.cat([torch.cat([Q @ W.T, across], 1), torch.cat([across.T, beside], 1)])
+        values, coefficients = _eigh(whole)
+        if (unmet == top_k and len(W) > top_k) or len(W) >= min(most, len(fresh)):
             break
+        # next, the part of the model's first unmet vector outside the basis; no cancellation can occur
         target = ends_of(len(values), top_k, 0)[min(unmet, top_k - 1)]
-        model.set_next(vectors, coefficients[:, target], fresh)
+        v = coefficients[:, target][len(Q) :].to(basis) @ outside
+        v = fresh if length(v) == 0 else v / length(v)
+        for _ in range(2):
+            v = v - (Q @ v) @ Q
+        direction = v / length(v)
 
     if progress is not None:
-        progress(SEARCH, len(model.W), len(model.W))
+        progress(SEARCH, len(W), len(W))
 
     def combine(columns: Tensor) -> Tensor:
-        return columns.T.to(vectors) @ vectors
+        return columns.T.to(basis) @ basis
 
-    converged = (
-        len(model.W) > top_k and bool((lengths <= wanted.allowed(theta, fresh.dtype)).all()) and len(ends) == top_k
-    )
+    converged = len(W) > top_k and bool((lengths <= wanted.allowed(theta, fresh.dtype)).all()) and len(ends) == top_k
     handed_on = remembered(values, combine, coefficients, keep, top_k) if keep else None
-    found = S[:, ends].T.to(model.Q) @ model.Q
-    return Eigenpairs(theta[ends], found, lengths, len(model.W), converged, False, handed_on)
+    return Eigenpairs(theta[ends], found, lengths, len(W), converged, False, handed_on)
 
 
 def mixed_start(known: Remembered, wanted: int, fresh: Tensor) -> Tensor:
@@ -447,48 +464,6 @@ def mixed_start(known: Remembered, wanted: int, fresh: Tensor) -> Tensor:
     size = known.values.abs() / known.values.abs().max().clamp(min=1e-300)
     weight = torch.where(torch.arange(len(size)) < wanted, 1.0, RUNNERS_UP * size)
     return weight.to(fresh) @ known.vectors.to(fresh) + RANDOM_SHARE * fresh / length(fresh)
-
-
-class _Model:
-    """A model of a symmetric matrix A: A Q = W on a basis Q, as remembered on the orthogonal complement."""
-
-    def __init__(self, known: Remembered, start: Tensor) -> None:
-        self.values, self.V = known.values, known.vectors.to(start)
-        self.Q, self.W = start.new_empty(0, len(start)), start.new_empty(0, len(start))
-        self._next = start / length(start)
-
-    def multiply(self, apply: VectorProduct) -> None:
-        w = apply(self._next)
-        if not bool(torch.isfinite(w).all()):
-            raise overflow(w.dtype)
-        self.Q, self.W = torch.cat([self.Q, self._next[None]]), torch.cat([self.W, w[None]])
-
-    def ritz(self) -> tuple[Tensor, Tensor]:
-        return _eigh(self.Q @ self.W.T)
-
-    def residuals(self, theta: Tensor, S: Tensor) -> Tensor:
-        """Return A Q s - theta Q s of each pair, (k, P)."""
-        return S.T.to(self.W) @ self.W - theta[:, None].to(self.Q) * (S.T.to(self.Q) @ self.Q)
-
-    def spectrum(self, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (values ascending, basis (d, P), coefficients as columns) on Q, the old vectors and a residual."""
-        k = len(self.Q)
-        basis = torch.linalg.qr(torch.cat([self.Q, self.V, residual[None]]).T).Q.T  # dependent rows: random
-        basis[:k] = self.Q
-        outside = basis[k:]
-        across, overlap = self.W @ outside.T, outside @ self.V.T
-        old = (overlap * self.values.to(overlap)) @ overlap.T
-        whole = torch.cat([torch.cat([self.Q @ self.W.T, across], 1), torch.cat([across.T, old], 1)])
-        values, coefficients = _eigh(whole)
-        return values, basis, coefficients
-
-    def set_next(self, basis: Tensor, column: Tensor, fresh: Tensor) -> None:
-        """Set the next direction to the part of a model's vector outside the basis; no cancellation can occur."""
-        v = column[len(self.Q) :].to(basis) @ basis[len(self.Q) :]
-        v = fresh if length(v) == 0 else v / length(v)
-        for _ in range(2):
-            v = v - (self.Q @ v) @ self.Q
-        self._next = v / length(v)
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:

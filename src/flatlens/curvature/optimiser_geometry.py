@@ -368,9 +368,6 @@ def edge_of_batches(optimiser: torch.optim.Optimizer) -> tuple[float, float]:
 
     For SGD it is 2 / lr without momentum; with momentum b between 2(1-b) / lr, for small batches, and 2(1+b) / lr, for
     large ones (Andreyev and Beneventano 2024). Weight decay, which the measured loss does not have, lowers both.
-
-    >>> edge_of_batches(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
-    (20.0, 20.0)
     """
     edge, group = edge_of(optimiser), optimiser.param_groups[0]
     if edge.batches == edge.batches:

@@ -74,10 +74,7 @@ class SymmetryCheck:
     def require_adjoint(
         self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[VectorProduct, VectorProduct]
     ) -> None:
-        """Refuse a network where the two products of `jacobian`, w -> J^T w and v -> J v, are not adjoint.
-
-        The tensors `like` have the shapes of w and v. The graph of `of` must include the Jacobian's outputs.
-        """
+        """Refuse where w -> J^T w and v -> J v, of `jacobian`, are not adjoint; w and v have the shapes of `like`."""
 
         def error_of() -> float:
             w, v = random_like(like)

@@ -32,15 +32,7 @@ EXAMPLE = "adaptive_sharpness"  #: a measure that no rescaling changes
 
 
 def answer(estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> list[str]:
-    """Return at most three sentences on the network's numbers.
-
-    >>> numbers = {("loss", None): Estimate(2.0), ("mls", None): Estimate(1.0)}
-    >>> for sentence in answer(numbers, {"n": 5, "constant": {"loss": 2.0, "share": 0.2}}):
-    ...     print(sentence)
-    The network hardly fits these data: its loss is 2, and the best constant prediction has a loss of 2. Is it trained?
-    The 2 numbers are exact for these 5 samples, up to rounding.
-    Compare networks by mls, which is invariant under layer-wise and neuron-wise rescaling.
-    """
+    """Return at most three sentences on the network's numbers."""
     rows = {name: e for (name, layer), e in estimates.items() if layer is None}
     whole = {
         name: e for name, e in rows.items() if not Column.parse(name).part or Column.parse(name).measure not in rows

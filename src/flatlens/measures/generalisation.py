@@ -23,11 +23,9 @@ CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
 def held_out_risk(held_out: Outcomes) -> Estimate:
-    """Return the risk on held-out data as an estimate of the expected one.
-
-    The risk is a ratio of sums, of losses and of masses: its error is that of the mean of l_i - L m_i, where m_i is the
-    mass over the mean mass. Losses are skewed: most are small, and few are large.
-    """
+    """Return the risk on held-out data as an estimate of the expected one."""
+    # a ratio of sums, of losses and of masses: its error is that of the mean of l_i - L m_i, m_i the mass over the mean
+    # mass; losses are skewed: most are small, and few are large
     losses = held_out.losses
     if len(losses) == 1:
         return undefined(f"{float(losses):g} {ONE_SAMPLE}")

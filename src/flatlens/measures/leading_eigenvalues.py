@@ -163,11 +163,7 @@ def sharded_top(
     lens: Lens, run: Run, key: str, rtol: float, *,
     top_k: int = 1, bottom_k: int = 0, P: Preconditioner | None = None,
 ) -> Estimate:  # fmt: skip
-    """Return the ends of the spectrum of H, or of P^-1/2 (H + D) P^-1/2, as every process finds them.
-
-    Where products are taken by differences, the error is theirs along the first eigenvector; the note has the residual,
-    which counts it, too.
-    """
+    """Return the ends of the spectrum of H, or of P^-1/2 (H + D) P^-1/2, as every process finds them."""
     H = ShardedHessian(Landscape(lens.problem, model=lens.model))
     if P is not None:  # over the measured parameters that the optimiser moves
         divisor = {name: in_one_piece(part) for name, part in P.divisor.items()}
@@ -192,7 +188,7 @@ def sharded_top(
     stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
     note = f"by {H.by}; an eigenvalue lies within {rounded_up(residual)}; a larger eigenvalue may exist{stopped}"
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
-    stderr = abs(float(vector @ error)) / 1.96
+    stderr = abs(float(vector @ error)) / 1.96  # of differences, along the first eigenvector; the residual has it, too
     return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)
 
 

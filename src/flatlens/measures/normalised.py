@@ -168,8 +168,6 @@ class Balance:
 def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balance:
     """Minimise F until gap <= rtol * value, or as far as rounding or `most` sweeps allow.
 
-    Return the point and its gap.
-
     In Tsuzuku et al. (2019) and compression Eq. 36, h is the Hessian's diagonal, w = W^2 / (4 lambda^2), u = sigma^2
     and v = sigma'^2. An entry below 1e-300 times the largest of its matrix counts as 0.
     """

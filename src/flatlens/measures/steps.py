@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -444,9 +443,11 @@ def has_kinks(problem: Problem, model: nn.Module) -> bool | None:
     return found
 
 
-@final
-class OwnGradient:
-    """The curvature of the mean loss of a batch along its own gradient, from its values and gradients at two points.
+def along_own_gradient(lens: Lens, samples: Tensor, longest: float, typical: float) -> AlongGradient | None:
+    """Return the curvature of a batch's mean loss along its own gradient; None where that is zero, or the loss is.
+
+    It comes from values and gradients at two points. `longest`: the weights' length; `typical`: the curvature of
+    earlier batches, or 0.
 
     With phi(t) the loss at a distance t down the gradient, its values and slopes at 0 and h determine a cubic:
 
@@ -456,33 +457,24 @@ class OwnGradient:
     The cubic has the smaller truncation error. Both hold the rounding of the slopes, so that their distance exceeds the
     cubic's error from both causes.
     """
-
-    def __init__(self, problem: Problem, model: nn.Module) -> None:
-        self._problem, self._model = problem, model
-        self._longest = float(Landscape(problem, model=model).space.point().norm(dtype=torch.float64))
-        self._share = 2 * torch.finfo(problem.dtype).eps ** (1 / 3)
-        self.typical = 0.0  #: the size of the curvature in earlier batches; 0 if not known
-
-    def __call__(self, samples: Tensor) -> AlongGradient | None:
-        """Return the curvature of a batch; None where its gradient is zero, or its loss is."""
-        landscape = Landscape(self._problem.part(samples), model=self._model)
-        here, gradient = landscape.risk_and_gradient()
-        size, mass = math.sqrt(inner(gradient, gradient)), landscape.mass
-        if not (size > 0 and mass > 0 and here):
-            return None
-        # a share of the distance to the minimum of a parabola that reaches 0: of one with this slope, or with the
-        # curvature of earlier batches; at most that share of the weights' length. The truncation error is its first
-        # power, the error of rounding its power -2
-        lengths = [2 * abs(here) / size, self._longest or math.inf]
-        lengths += [math.sqrt(2 * abs(here) / (self.typical * mass))] if self.typical else []
-        h = self._share * min(lengths)
-        # the loss and its slope there
-        with landscape.walk(gradient) as move:
-            move(h / size)
-            there, ahead = landscape.risk_and_gradient()
-        slope, slope_there = -size, -inner(ahead, gradient) / size
-        cubic = 6 * (there - here) / h**2 - (4 * slope + 2 * slope_there) / h
-        return AlongGradient(cubic / mass, abs(cubic - (slope_there - slope) / h) / mass)
+    landscape = Landscape(lens.problem.part(samples), model=lens.model)
+    here, gradient = landscape.risk_and_gradient()
+    size, mass = math.sqrt(inner(gradient, gradient)), landscape.mass
+    if not (size > 0 and mass > 0 and here):
+        return None
+    # a share of the distance to the minimum of a parabola that reaches 0: of one with this slope, or with the curvature
+    # of earlier batches; at most that share of the weights' length. The truncation error is its first power, the error
+    # of rounding its power -2
+    lengths = [2 * abs(here) / size, longest or math.inf]
+    lengths += [math.sqrt(2 * abs(here) / (typical * mass))] if typical else []
+    h = 2 * torch.finfo(lens.problem.dtype).eps ** (1 / 3) * min(lengths)
+    # the loss and its slope there
+    with landscape.walk(gradient) as move:
+        move(h / size)
+        there, ahead = landscape.risk_and_gradient()
+    slope, slope_there = -size, -inner(ahead, gradient) / size
+    cubic = 6 * (there - here) / h**2 - (4 * slope + 2 * slope_there) / h
+    return AlongGradient(cubic / mass, abs(cubic - (slope_there - slope) / h) / mass)
 
 
 MOST_OFF = 0.1  #: error of a difference, relative to the value, above which by="auto" takes a product
@@ -532,11 +524,12 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
         return with_note(_despite_rounding(lens, "gradient"), edge)
     use = by == "differences" or (by == "auto" and kinks is False and not whole)
     # the curvature of each batch, with its error
-    found, products, differences = list[AlongGradient](), 0, OwnGradient(lens.problem, lens.model)
+    found, products, typical = list[AlongGradient](), 0, 0.0
+    longest = float(Landscape(lens.problem, model=lens.model).space.point().norm(dtype=torch.float64))
     for number in run.counted("minibatches", 1 if whole else batches):
         chosen = torch.randperm(lens.problem.n, generator=run.generator)[:samples]
-        one = differences(chosen) if use else None
-        if by != "differences" and not (one and one.error <= MOST_OFF * max(abs(one.value), differences.typical)):
+        one = along_own_gradient(lens, chosen, longest, typical) if use else None
+        if by != "differences" and not (one and one.error <= MOST_OFF * max(abs(one.value), typical)):
             exact = _of_product(lens, chosen, number if coarse else None)
             if isinstance(exact, str):
                 return undefined(exact)
@@ -544,7 +537,7 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
         if one is None:
             return undefined(NO_GRADIENT)
         found.append(one)
-        differences.typical = sum(abs(each.value) for each in found) / len(found)
+        typical = sum(abs(each.value) for each in found) / len(found)
     lens.count(products)
     if whole and not use:
         return Estimate(found[0].value, note=edge, products=1)

@@ -321,10 +321,7 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
 
     A copy of the optimiser takes the step, on copies of the weights: it costs the memory of both. lr is the largest
     learning rate of its groups. The step holds momentum, preconditioner and weight decay. Where it is proportional to
-    lr, the copy takes a very long one, of which the weights' rounding hides nothing.
-
-    Raises:
-        BadInput: the optimiser cannot be copied, steps with a closure only, or makes a step that is lost in rounding.
+    lr, the copy takes a very long one, of which the weights' rounding hides nothing. Raises BadInput.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     rate = rate_of_a_step(optimiser)
@@ -377,10 +374,7 @@ def update_after_ascent(
     """Return the optimiser's next update, as `next_update` does; a sharpness-aware one's from the gradient uphill.
 
     SAM's gradient is that at theta + rho T^2 g / ||T g||, T = 1, or |theta| + eta if it is adaptive. It is taken on the
-    data that are measured.
-
-    Raises:
-        BadInput: as `next_update`; or the ascent has several radii, or moves parameters that are not measured.
+    data that are measured. Raises BadInput.
     """
     base, model = without_ascent(optimiser), landscape.problem.model
     if base is optimiser:
