@@ -46,9 +46,8 @@ class Eigenpairs:
     """Ritz values and vectors at the ends of a spectrum: the largest, descending, then the smallest, ascending.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> pairs = fl.curvature.eigenpairs(fl.curvature.Hessian(problem), top_k=2)
     >>> [round(float(value), 9) for value in pairs.values]  # 1 + |x|^2, for each of the two outputs
     [4.0, 4.0]
@@ -276,59 +275,6 @@ def usable(start: Tensor) -> bool:
 def drawn(like: Tensor, generator: torch.Generator) -> Tensor:
     """Return a normal random vector of the shape, dtype and device of another."""
     return torch.randn(len(like), generator=generator, dtype=torch.float64).to(like)
-
-
-def search(
-    apply: VectorProduct,
-    start: Tensor,
-    wanted: StoppingRule,
-    most: int,
-    room: int,
-    keep: int,
-    random: float,
-    generator: torch.Generator,
-    progress: Progress | None,
-) -> Eigenpairs:
-    """Return what one start finds; the arguments are those of `lanczos`."""
-    top_k, bottom_k = wanted.top_k, wanted.bottom_k
-    own = usable(start)
-    krylov, share = Krylov(apply, start if own else drawn(start, generator), room), random if own else 1.0
-    block, block_is_random, closed = 0, not own, False
-    limit: float | None = None  # the bound on all eigenvalues, before the first restart or continuation
-    # the basis grows until its pairs are good enough, restarts when it is full, and goes on when it is invariant
-    while krylov.products < most:
-        krylov.extend()
-        if progress is not None:
-            progress(SEARCH, krylov.products, expected_of_search(krylov.products, most))
-        if krylov.beta == 0:  # the basis is invariant under A: all its Ritz pairs are eigenpairs
-            enough = block_is_random and wanted.cannot_improve(krylov, block)
-            limit = krylov.limit(share) if limit is None else limit
-            block, block_is_random = krylov.steps, True
-            if enough or krylov.full or not krylov.continue_with(lambda: drawn(start, generator)):
-                closed = enough or krylov.steps == len(start)
-                break
-        elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):
-            break
-        elif krylov.full and krylov.products < most:  # a compressed basis has no residuals yet
-            theta, _, _ = krylov.ritz()
-            limit = krylov.limit(share) if limit is None else limit
-            half = len(theta) // 2
-            krylov.compress(ends_of(len(theta), min(top_k + 3, half), min(bottom_k + 1, half)))
-            block = 0
-    if progress is not None:
-        progress(SEARCH, krylov.products, krylov.products)
-    theta, S, residuals = krylov.ritz()
-    ends = ends_of(len(theta), top_k, bottom_k)
-    return Eigenpairs(
-        theta[ends],
-        krylov.vectors(S[:, ends]),
-        residuals[ends],
-        krylov.products,
-        wanted.met(krylov, 0),
-        closed,
-        remembered(theta, krylov.vectors, S, keep, top_k, bottom_k) if keep else None,
-        max(0.0, (krylov.limit(share) if limit is None else limit) - float(theta[-1])),
-    )
 
 
 def remembered(

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.krylov import (
+    FIRST_SHARE,
     Eigenpairs,
     Krylov,
     StoppingRule,
@@ -34,7 +35,6 @@ from flatlens.curvature.krylov import (
     drawn,
     ends_of,
     remembered,
-    search,
     unseen,
     usable,
 )
@@ -72,8 +72,8 @@ def lanczos(
     products are left, the first residual falls to `FIRST_SHARE` of the rtol: a mixture of two eigenvectors has a
     residual of at most half their gap, so at the tolerance itself two eigenvalues often pass for one.
 
-    Several values, at an end or by size, come with their multiplicities, as `_complete` describes; they are `converged`
-    only if no other one is left, up to `slack` times the range of the spectrum.
+    Several values at an end come with their multiplicities (`with_multiplicity`); they are `converged` only if no other
+    one is left, up to `SLACK` times the range of the spectrum.
 
     If the basis becomes invariant, it is continued from a random vector until nothing better can be found. Then a start
     that misses part of the spectrum does no harm, and repeated eigenvalues are found with their multiplicity.
@@ -99,7 +99,45 @@ def lanczos(
             apply, start, Wanted(top_k, bottom_k, rtol), most=most, room=room, keep=keep, random=random,
             generator=generator, progress=progress,
         )  # fmt: skip
-    return search(apply, start, StoppingRule(top_k, bottom_k, rtol), most, room, keep, random, generator, progress)
+    wanted = StoppingRule(top_k, bottom_k, rtol)
+    own = usable(start)
+    krylov, share = Krylov(apply, start if own else drawn(start, generator), room), random if own else 1.0
+    block, block_is_random, closed = 0, not own, False
+    limit: float | None = None  # the bound on all eigenvalues, before the first restart or continuation
+    # the basis grows until its pairs are good enough, restarts when it is full, and goes on when it is invariant
+    while krylov.products < most:
+        krylov.extend()
+        if progress is not None:
+            progress(SEARCH, krylov.products, expected_of_search(krylov.products, most))
+        if krylov.beta == 0:  # the basis is invariant under A: all its Ritz pairs are eigenpairs
+            enough = block_is_random and wanted.cannot_improve(krylov, block)
+            limit = krylov.limit(share) if limit is None else limit
+            block, block_is_random = krylov.steps, True
+            if enough or krylov.full or not krylov.continue_with(lambda: drawn(start, generator)):
+                closed = enough or krylov.steps == len(start)
+                break
+        elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):
+            break
+        elif krylov.full and krylov.products < most:  # a compressed basis has no residuals yet
+            theta, _, _ = krylov.ritz()
+            limit = krylov.limit(share) if limit is None else limit
+            half = len(theta) // 2
+            krylov.compress(ends_of(len(theta), min(top_k + 3, half), min(bottom_k + 1, half)))
+            block = 0
+    if progress is not None:
+        progress(SEARCH, krylov.products, krylov.products)
+    theta, S, residuals = krylov.ritz()
+    ends = ends_of(len(theta), top_k, bottom_k)
+    return Eigenpairs(
+        theta[ends],
+        krylov.vectors(S[:, ends]),
+        residuals[ends],
+        krylov.products,
+        wanted.met(krylov, 0),
+        closed,
+        remembered(theta, krylov.vectors, S, keep, top_k, bottom_k) if keep else None,
+        max(0.0, (krylov.limit(share) if limit is None else limit) - float(theta[-1])),
+    )
 
 
 _SHARP = 0.05  #: a pair is locked, too, if its residual is at most this share of its distance to those asked for
@@ -323,9 +361,8 @@ class Eigenspace(Eigenpairs):
     `others`. Where `others` is below the last value, no further copy of it exists.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.eye(3, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64))
-    >>> H = fl.curvature.Hessian(fl.Problem(net, "half_squared_error", data))
+    >>> data = torch.eye(3), torch.zeros(3, 2)
+    >>> H = fl.curvature.Hessian(fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64))
     >>> space = eigenspace(H, 1)
     >>> space.extended, [round(float(value), 6) for value in space.values]  # one for each output
     (True, [1.333333, 1.333333])

@@ -196,9 +196,8 @@ class Operator(ABC):
     """A symmetric matrix over named parameters, known by its products.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> H = fl.curvature.Hessian(problem)
     >>> isinstance(H, Operator), H.dtype
     (True, torch.float64)
@@ -362,9 +361,8 @@ class Hessian(Operator):
     """The Hessian of the risk. The graph of the gradient is kept, so a product costs one backward pass.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> H = fl.curvature.Hessian(problem)
     >>> H.size, round(float(H.matrix().trace()), 9)
     (8, 8.0)
@@ -397,9 +395,8 @@ class Residual(Operator):
     """The functional Hessian: Hessian minus Gauss-Newton matrix.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> float(fl.curvature.Residual(problem).matrix().norm())  # a linear network has none
     0.0
     """
@@ -472,9 +469,8 @@ class GaussNewton(_Squared):
     """The Gauss-Newton matrix (1/mass) sum_i J_i^T C_i J_i; C_i is the output Hessian.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> G = fl.curvature.GaussNewton(problem).matrix()
     >>> round(float(G.trace()), 9)  # two outputs, |x|^2 = 3, and the biases
     8.0
@@ -494,9 +490,8 @@ class Fisher(_Squared):
     loss.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> F = fl.curvature.Fisher(problem, kind="empirical")
     >>> F.size
     8
@@ -549,9 +544,8 @@ class ParameterJacobian:
     """The Jacobian df/dtheta of all samples, (n N) x P.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> J = fl.curvature.ParameterJacobian(problem)
     >>> J.transposed_times(torch.ones(4, 2, dtype=torch.float64)).shape
     torch.Size([8])

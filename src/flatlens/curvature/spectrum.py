@@ -156,9 +156,8 @@ class Density:
     """A spectrum smoothed by a Gaussian of width `width`, with a standard error at each point of the grid.
 
     >>> import torch, flatlens as fl
-    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
-    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
-    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> data = torch.ones(4, 3), torch.zeros(4, 2)
+    >>> problem = fl.Problem(torch.nn.Linear(3, 2), "half_squared_error", data, dtype=torch.float64)
     >>> density = fl.curvature.spectral_density(fl.curvature.Hessian(problem))
     >>> bool((density.density >= 0).all())
     True
