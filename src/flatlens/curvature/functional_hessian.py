@@ -90,10 +90,7 @@ def _columns(W: Tensor, positions: int | None) -> int:
 
 
 def row_directions(T: Tensor, scale: Tensor | None = None) -> Directions:
-    """The perturbations T_r (x) e_t / scale_t, T (g, rows, d), scale (g, m), along rows of the factor of phi / scale.
-
-    The forms' sum is Tr H_l for T = I, and relative flatness for T^T T = W W^T.
-    """
+    """The perturbations T_r (x) e_t / scale_t, T (g, rows, d), scale (g, m): Tr H_l for T = I, flatness for W W^T."""
 
     def changes(W: Tensor, phi: Tensor) -> _Changes:
         E = factor(phi if scale is None else phi / scale[..., None].to(phi.dtype))

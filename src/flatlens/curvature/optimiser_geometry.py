@@ -38,10 +38,7 @@ from flatlens.progress import SEARCH, expected_of_search
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
-    """The matrix P of an optimiser in units of its leading learning rate, by the names of the parameters it moves.
-
-    It is diagonal, for SOAP and Shampoo along orthonormal axes in each dimension of a parameter.
-    """
+    """The matrix P of an optimiser in units of its leading learning rate, diagonal along `axes`, by parameters."""
 
     divisor: dict[str, Tensor]  #: the diagonal of P, float64, in the shapes of the parameters
     decay: dict[str, float]  #: weight decay that is added to the gradient

@@ -8,11 +8,8 @@ from torch import Tensor
 
 
 def student(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (mean, standard error) over the first axis, m probes.
-
-    The error is scaled by t_{.975, m-1} / 1.96, so that mean +- 1.96 stderr is a 95% interval for any m >= 2. It is NaN
-    for m = 1.
-    """
+    """Return (mean, standard error) over the first axis, m probes; NaN for m = 1."""
+    # scaled by t_{.975, m-1} / 1.96, so that mean +- 1.96 stderr is a 95% interval for any m >= 2
     m = len(values)
     if m < 2:
         return values.mean(0), torch.full_like(values.mean(0), torch.nan)

@@ -128,11 +128,7 @@ def norm(parts: Iterable[Tensor]) -> float:
 def uphill(
     slopes: Sequence[Tensor], rho: float, units: Sequence[Tensor] | None = None
 ) -> tuple[Sequence[Tensor], float]:
-    """Return SAM's step from theta to the largest loss of a ball, to first order: a direction, and its factor.
-
-    They are T^2 g and rho / ||T g||, with T = 1, or T = `units` for the ellipsoid of ASAM; g has the factor 0 where it
-    has no length.
-    """
+    """Return SAM's step, to first order: T^2 g and its factor rho / ||T g||, or 0; T is 1, or ASAM's `units`."""
     scaled = slopes if units is None else [T * g for T, g in zip(units, slopes, strict=True)]
     length = norm(scaled)
     direction = slopes if units is None else [T * s for T, s in zip(units, scaled, strict=True)]

@@ -116,11 +116,8 @@ def jacobian_norms(
 def squared_jacobian(
     f: Tensor, at: list[Tensor], softmax: bool, counted: Tensor | None, in_front: bool
 ) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
-    """Return (the product with the matrix of each sample, the shape of its vectors).
-
-    The matrix is P J J^T P on vectors (n, N), or J^T P P J on vectors (n, M) where M < N; P is the Jacobian of softmax,
-    or the identity. `in_front`: whether samples are on the first axis of `at`.
-    """
+    """Return (the product with P J J^T P, or J^T P P J if that is smaller, of each sample, its vectors' shape)."""
+    # P is the Jacobian of softmax, or the identity; `in_front`: whether samples are on the first axis of `at`
     times, transposed = derivative_of(f, at)
     p = softmax_of(f.detach(), counted) if softmax else None
 

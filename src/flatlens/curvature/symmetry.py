@@ -55,10 +55,7 @@ _Gradients: TypeAlias = list[Tensor | None]
 
 @final
 class SymmetryCheck:
-    """A check of each new operation; it refuses a network whose second derivatives are wrong.
-
-    `of`: what is differentiated, and to what. Operations in it are new once for a problem; without it, for each check.
-    """
+    """A check of operations that are new in what is differentiated (`of`); it refuses wrong second derivatives."""
 
     def __init__(self, problem: Problem, model: nn.Module, of: Hashable = None) -> None:
         self._problem, self._model = problem, model

@@ -45,10 +45,8 @@ class HeadWeight:
     bias: Entries | None  #: what is added to the features that it makes by reading
 
     def derivatives(self, seen: SeenChunk, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the derivatives of the outputs in A, (N, n, a, a): W (I + A), or (I + A) W where it makes outputs.
-
-        Behind a norm, W is taken with the norm's scale, and features as they are before scale and shift.
-        """
+        """Return the derivatives of the outputs in A, (N, n, a, a): W (I + A), or (I + A) W where it makes outputs."""
+        # behind a norm, W is taken with the norm's scale, and features as they are before scale and shift
         W = self.entries.of(values).to(torch.float64)
         scale, shift = W.new_ones(W.shape[1]), W.new_zeros(W.shape[1])
         if self.norm is not None:

@@ -111,10 +111,8 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
 
 
 def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str:
-    """Return (a direction by parameter, whether it comes from the lens's own gradient), or why there is none.
-
-    "update": the lens's own direction, else its optimiser's next update, else the gradient. "gradient": the gradient.
-    """
+    """Return (a direction, whether it is from the lens's own gradient), or why there is none."""
+    # the lens's own direction, else its optimiser's next update, else the gradient; or the gradient, if asked for
     if along == "gradient" or (lens.along is None and lens.optimiser is None):
         return lens.gradient, True
     if isinstance(lens.along, Mapping):

@@ -78,11 +78,7 @@ def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
 
 
 def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str]]:
-    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation there, or empty ones.
-
-    The words are on the weights, and on the inputs: differences cannot show it where its steps are small. Looked for
-    once for a problem, on a few samples.
-    """
+    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation, which differences miss."""
     if _INSIDE not in problem.facts:
         dtype, told = problem.dtype, ("", "")
         batch, frozen = problem.place(problem.probes[0]), {id(p) for p in model.parameters() if not p.requires_grad}

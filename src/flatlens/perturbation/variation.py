@@ -67,7 +67,12 @@ class _Pairs:
         self.inputs, self.restarts, self.generator = inputs, restarts, generator
         rounding = torch.finfo(inputs.x.dtype).eps / 2 * (inputs.x.to(torch.float64).norm(dim=1) + delta)
         self.delta: Tensor = (delta * INSIDE - rounding)[:, None, None]  #: rounded points stay in the ball
-        pool = in_ball(len(inputs.x), inputs.x.shape[1], restarts, generator).to(inputs.x.device)
+        # random points of the unit ball in opposite pairs, half of them on its rim, (n, pool, M)
+        n, width, pairs = *inputs.x.shape, pool_size(inputs.x.shape[1], restarts) // 2
+        directions = unit(torch.randn(n, pairs, width, generator=generator, dtype=torch.float64))[1]
+        radii = torch.rand(n, pairs, 1, generator=generator, dtype=torch.float64)
+        radii[:, ::2] = 1.0
+        pool = torch.cat([radii * directions, -radii * directions], 1).to(inputs.x.device)
         J = inputs.jacobians(self._at(pool)).reshape(*pool.shape[:2], -1, pool.shape[2])
         self.scale = J.flatten(2).norm(dim=2).max(1, keepdim=True).values
         self.rounding = ROUNDINGS * torch.finfo(inputs.x.dtype).eps * self.scale
@@ -153,15 +158,6 @@ class _Pairs:
 def pool_size(width: int, restarts: int) -> int:
     """Return the number of points to draw in each ball."""
     return max(COVERING if width <= FEW else SPARSE if width > MANY else POOL, 4 * restarts)
-
-
-def in_ball(n: int, width: int, restarts: int, generator: torch.Generator) -> Tensor:
-    """Return random points of the unit ball in opposite pairs, half of them on its rim, (n, pool, width) float64."""
-    pairs = pool_size(width, restarts) // 2
-    directions = unit(torch.randn(n, pairs, width, generator=generator, dtype=torch.float64))[1]
-    radii = torch.rand(n, pairs, 1, generator=generator, dtype=torch.float64)
-    radii[:, ::2] = 1.0
-    return torch.cat([radii * directions, -radii * directions], 1)
 
 
 def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor, Tensor]:
