@@ -12,7 +12,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.measures.generalisation import held_out_accuracy, held_out_risk
+from flatlens.measures.generalisation import held_out_risk, share_right
 from flatlens.problem.forward import Outcomes
 
 X = normal(8, 3, seed=3)
@@ -84,7 +84,7 @@ def test_the_accuracys_interval_covers_the_expected_share(n: int, share: float) 
     covered = 0.0
     for right in range(n + 1):
         correct = torch.tensor([1.0] * right + [0.0] * (n - right), dtype=torch.float64)
-        found = held_out_accuracy(Outcomes(correct, correct))
+        found = share_right(Outcomes(correct, correct), held_out=True)
         if abs(found.value - share) <= 1.96 * found.stderr + 1e-12:
             covered += float(binom.pmf(right, n, share))
     assert covered >= 0.95
@@ -92,7 +92,10 @@ def test_the_accuracys_interval_covers_the_expected_share(n: int, share: float) 
 
 def test_ignored_samples_do_not_count_in_the_accuracys_error() -> None:
     few, ignored = torch.tensor([1.0, 0.0, 1.0]).double(), torch.tensor([1.0, float("nan"), 0.0, 1.0]).double()
-    assert held_out_accuracy(Outcomes(few, few)).stderr == held_out_accuracy(Outcomes(ignored, ignored)).stderr
+    assert (
+        share_right(Outcomes(few, few), held_out=True).stderr
+        == share_right(Outcomes(ignored, ignored), held_out=True).stderr
+    )
 
 
 def test_the_error_of_a_weighted_risk_is_that_of_a_ratio() -> None:

@@ -90,7 +90,7 @@ def _columns(W: Tensor, positions: int | None) -> int:
 
 
 def row_directions(T: Tensor, scale: Tensor | None = None) -> Directions:
-    """The perturbations T_r (x) e_t / scale_t, T (g, rows, d), scale (g, m): Tr H_l for T = I, flatness for W W^T."""
+    """The perturbations T_r (x) e_t / scale_t, T (g, rows, d): Tr H_l for T = I, flatness for T^T T = W W^T."""
 
     def changes(W: Tensor, phi: Tensor) -> _Changes:
         E = factor(phi if scale is None else phi / scale[..., None].to(phi.dtype))
@@ -390,8 +390,6 @@ class CurvedParameters:
         progress: Progress | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
         """Return unbiased estimates of sum_j (H - GGN)_jj of each parameter, (probes,); `weighted` by theta_j^2."""
-        if not self.names:
-            return {}
         problem = self.problem
         fitting = max(1, min(_BLOCK, problem.memory // (4 * self.plan.bytes_per_sample(PRODUCT_OUTPUTS))))
         most = 1 << fitting.bit_length() - 1  # a power of two: no chunk has samples of two blocks
@@ -530,7 +528,15 @@ class _Chunk:
         """Return random changes of the pre-activation by weight and bias, (n, g, d, P), another for each sample."""
         z, found = self.like[layer], {}
         if (name := self.curved.weights.get(layer)) is not None:
-            found[name] = self._weight_move(name, weight, self.phi[layer], z, signs)
+            W, phi = weight.adapter.matrix(weight.value), self.phi[layer]
+            (n, g, m, P), d = phi.shape, W.shape[1]
+            if self.weighted and P == 1:  # one sign times this has the second moments of sum_t v_st W_st phi_t
+                found[name] = signs.of(name, (n, g, d, 1), phi) * (W.square() @ phi.square()).sqrt()
+            else:
+                U = found[name] = torch.empty_like(z)
+                for piece in pieces(n, g * d * m * phi.element_size()):
+                    V = signs.of(name, (len(phi[piece]), g, d, m), phi, piece.start)
+                    U[piece] = (V * W if self.weighted else V) @ phi[piece]
         if (name := self.curved.biases.get(layer)) is not None:
             b = signs.of(name, (*z.shape[:3], 1), z)
             if self.weighted:
@@ -539,28 +545,13 @@ class _Chunk:
             found[name] = b.expand_as(z)
         return found
 
-    def _weight_move(self, name: str, weight: Weight, phi: Tensor, z: Tensor, signs: _Signs) -> Tensor:
-        W = weight.adapter.matrix(weight.value)
-        n, g, m, P = phi.shape
-        d = W.shape[1]
-        if self.weighted and P == 1:  # one sign times this has the second moments of sum_t v_st W_st phi_t
-            size = (W.square() @ phi.square()).sqrt()
-            return signs.of(name, (n, g, d, 1), phi) * size
-        U = torch.empty_like(z)
-        for piece in pieces(n, g * d * m * phi.element_size()):
-            V = signs.of(name, (len(phi[piece]), g, d, m), phi, piece.start)
-            U[piece] = (V * W if self.weighted else V) @ phi[piece]
-        return U
-
 
 def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
     """Return the diagonal of the matrix, (P,) float64, by products with unit vectors, a few at a time."""
-    entries = torch.empty(operator.size, dtype=torch.float64)
-    for start in range(0, operator.size, 16):
-        stop = min(start + 16, operator.size)
-        units = torch.zeros(stop - start, operator.size, dtype=operator.dtype)
-        units[range(stop - start), range(start, stop)] = 1
-        entries[start:stop] = operator(units)[range(stop - start), range(start, stop)].to("cpu", torch.float64)
+    places, entries = torch.arange(operator.size), torch.empty(operator.size, dtype=torch.float64)
+    for some in torch.split(places, 16):
+        products = operator((some[:, None] == places).to(operator.dtype))
+        entries[some] = products[range(len(some)), some.tolist()].to("cpu", torch.float64)
         if progress is not None:
-            progress(PRODUCTS, stop, operator.size)
+            progress(PRODUCTS, int(some[-1]) + 1, operator.size)
     return entries

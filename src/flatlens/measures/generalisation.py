@@ -17,7 +17,6 @@ from flatlens.problem.forward import Outcomes, forwards
 from flatlens.statistics.inference import clopper_pearson
 
 NO_TEST = "no held-out data: give Problem(test=...)"
-NO_CLASSES = "the targets are not class labels"
 ONE_SAMPLE = "on one held-out sample: an error needs two"
 CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
@@ -34,28 +33,18 @@ def held_out_risk(held_out: Outcomes) -> Estimate:
     return Estimate(held_out.risk, float(stderr), "estimate", samples=losses)
 
 
-def held_out_accuracy(held_out: Outcomes) -> Estimate:
-    """Accuracy on held-out data; its error is the longer side of Clopper and Pearson's interval."""
-    if held_out.correct is None:
-        return undefined(NO_CLASSES)
-    n, right = _counted(held_out.correct)
+def share_right(found: Outcomes, *, held_out: bool = False) -> Estimate:
+    """Accuracy; on held-out data its error is the longer side of Clopper and Pearson's interval."""
+    if found.correct is None:
+        return undefined("the targets are not class labels")
+    counted = found.correct[~found.correct.isnan()]
+    n, right = len(counted), float(counted.sum())
+    if not held_out:
+        return Estimate(right / n, samples=found.correct)
     if n == 1:
         return undefined(f"{right:g} {ONE_SAMPLE}")
     share, (low, high) = right / n, clopper_pearson(right, n)
-    return Estimate(share, max(share - low, high - share) / 1.96, "estimate", samples=held_out.correct)
-
-
-def _accuracy(found: Outcomes) -> Estimate:
-    if found.correct is None:
-        return undefined(NO_CLASSES)
-    n, right = _counted(found.correct)
-    return Estimate(right / n, samples=found.correct)
-
-
-def _counted(correct: Tensor) -> tuple[int, float]:
-    """Return (the number of samples that count, how many of them are right)."""
-    counted = correct[~correct.isnan()]
-    return len(counted), float(counted.sum())
+    return Estimate(share, max(share - low, high - share) / 1.96, "estimate", samples=found.correct)
 
 
 @per_sample(id="own", family="generalisation", symbol="l_i", source="relative2021 section 2", unit="loss",
@@ -106,7 +95,7 @@ def accuracy(lens: Lens) -> Estimate:
 
     Of a sequence it is the share of its tokens, where `loss` is the mean over all tokens. Ignored ones do not count.
     """
-    return _accuracy(lens.outcomes("data"))
+    return share_right(lens.outcomes("data"))
 
 
 @of_held_out(symbol="L_{test}", source="relative2021 section 2", unit="loss")
@@ -125,7 +114,7 @@ def test_loss(lens: Lens) -> Estimate:
 @of_held_out(symbol="A_{test}", source="sharpening B.3", unit="share")
 def test_accuracy(lens: Lens) -> Estimate:
     """Share of the held-out data classified correctly: as `accuracy`, with the binomial error of the expected share."""
-    return held_out_accuracy(lens.outcomes("test")) if lens.problem.test else undefined(NO_TEST)
+    return share_right(lens.outcomes("test"), held_out=True) if lens.problem.test else undefined(NO_TEST)
 
 
 @of_held_out(symbol="E_{gen}", source="relative2021 section 2", unit="loss")
@@ -143,7 +132,7 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
         return undefined(NO_TEST)
     train, test = lens.outcomes("data"), lens.outcomes("test")
     if convention == "accuracy":
-        here, there = _accuracy(train), held_out_accuracy(test)
+        here, there = share_right(train), share_right(test, held_out=True)
         if "undefined" in (here.kind, there.kind):
             return here if here.kind == "undefined" else there
         return Estimate(here.value - there.value, there.stderr, "estimate", unit="share")

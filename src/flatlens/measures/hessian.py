@@ -147,33 +147,31 @@ def ggn_norm(
     them. `arrays` of `.alignment` has the cosines of the principal angles, `overlaps`, the squared cosine of each
     eigenvector of H (row) with each of GN, and both lists of eigenvalues. This takes a search in each matrix more.
     """
-    parts = _ends(lens, run, GaussNewton, "ggn_norm", rtol, layers, batch_statistics, (top_k, 0))
-    return {**parts, **_aligned(lens, run, top_k, rtol, batch_statistics)} if alignment else parts
-
-
-def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | None) -> Parts:
-    """Return how the spaces of the k first eigenvectors of H and of GN lie to each other, and their eigenvalues."""
-    require_count(1, top_k=k)
+    parts = dict(_ends(lens, run, GaussNewton, "ggn_norm", rtol, layers, batch_statistics, (top_k, 0)))
+    if not alignment:
+        return parts
+    # the first eigenvectors of both matrices
+    require_count(1, top_k=top_k)
     problem = in_batches(lens, batch_statistics)
     found: list[Eigenpairs] = []
     for kind in (Hessian, GaussNewton):
         operator = kind(problem, None, model=lens.model)
-        more = min(k + 1, operator.size)  # one more than asked for, so that the gap is known
+        more = min(top_k + 1, operator.size)  # one more than asked for, so that the gap is known
         search = partial(eigenpairs, operator, top_k=more, rtol=rtol, generator=run.generator, progress=run.progress)
         pairs = lens.attempted(search, "ggn_norm")
         lens.count(operator.products)
         if isinstance(pairs, str):
-            return {(part, None): undefined(pairs) for part in ("alignment", "difference")}
+            return parts | dict.fromkeys([("alignment", None), ("difference", None)], undefined(pairs))
         found.append(pairs)
     # the eigenvalues, each within its residual
     (H, G), products = found, sum(pairs.products for pairs in found)
-    exact, k = H.exact and G.exact, min(k, len(H.values))
+    exact, k = H.exact and G.exact, min(top_k, len(H.values))
     top, apart = float(H.values[0]), (H.values - G.values)[:k].abs()
     error = float((H.residuals + G.residuals)[:k].max())
     kind_of: Literal["exact", "estimate"] = "exact" if exact else "estimate"
     if top <= 0:
         flat = undefined("no eigenvalue of the Hessian is positive")
-        return {(part, None): flat for part in ("alignment", "difference")}
+        return parts | dict.fromkeys([("alignment", None), ("difference", None)], flat)
     stderr = 0.0 if exact else error / top / 1.96
     difference = Estimate(float(apart.max()) / top, stderr, kind_of, unit="share", products=products)
     # the spaces, each within the sine of its angle to the true one
@@ -184,7 +182,7 @@ def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | 
         residual = max(rounding, float(pairs.residuals[:k].norm()))
         if gap <= residual:
             near = f"eigenvalues {k} and {k + 1} of the {name} lie within their residuals: take another top_k"
-            return {("alignment", None): undefined(near), ("difference", None): difference}
+            return parts | {("alignment", None): undefined(near), ("difference", None): difference}
         sines += residual / gap
     overlaps = (H.vectors[:k].double() @ G.vectors[:k].double().T).cpu()
     arrays = {
@@ -194,7 +192,7 @@ def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | 
     stderr = 0.0 if exact else math.sqrt(2 / k) * sines / 1.96
     value = float(overlaps.square().sum()) / k
     aligned = Estimate(value, stderr, kind_of, unit="share", products=products, arrays=arrays)
-    return {("alignment", None): aligned, ("difference", None): difference}
+    return parts | {("alignment", None): aligned, ("difference", None): difference}
 
 
 def _ends(
