@@ -56,7 +56,7 @@ _INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
 
 MEASURE_MODULES = (
     "sensitivity", "traces", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
-    "generalisation", "heads", "steps", "diagonals", "learning_coefficient",
+    "generalisation", "heads", "steps", "learning_coefficient",
 )  # fmt: skip
 """The modules of measures, in the order in which a catalogue row with several measures lists them."""
 
