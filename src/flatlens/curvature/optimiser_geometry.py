@@ -67,12 +67,10 @@ def rate_of_a_step(optimiser: torch.optim.Optimizer) -> float:
     return rate
 
 
-_ASCENDS = ("SAM", "SharpnessAware")  #: sharpness-aware optimisers; the latter is in `flatlens.training`
-
-
 def without_ascent(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimiser inside a sharpness-aware one, which makes its steps; others as they are."""
-    base = getattr(optimiser, "base_optimizer", None) if type(optimiser).__name__ in _ASCENDS else None
+    ascends = type(optimiser).__name__ in ("SAM", "SharpnessAware")  # the latter is in `flatlens.training`
+    base = getattr(optimiser, "base_optimizer", None) if ascends else None
     return base if isinstance(base, torch.optim.Optimizer) else optimiser
 
 

@@ -32,7 +32,7 @@ from flatlens.curvature.probes import mean_of_forms, skewed
 from flatlens.deprecated_names import renamed
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
-from flatlens.grams import Plan, one_pass, quadratic
+from flatlens.grams import Plan, one_pass
 from flatlens.grams.weight_jacobians import DenseJacobian
 from flatlens.problem import Problem
 from flatlens.progress import PRODUCTS, ROWS
@@ -264,10 +264,6 @@ class DenseBlock:
         u = self.J @ (self.phi @ V.T)[..., None]
         back = (self.J.mT @ (self.C @ u))[..., 0]
         return (back.T @ self.phi / len(self.phi)).reshape(-1)
-
-    def row_curvatures(self) -> Tensor:
-        """Return the Gauss-Newton part of D_i[s,s], (n, d) float64."""
-        return quadratic(self.C.to(torch.float64), self.J)
 
     def largest(self, rtol: float, progress: Progress | None = None) -> Eigenpairs:
         """Return the largest eigenvalue of the block, and its eigenvector."""

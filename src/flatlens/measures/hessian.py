@@ -20,7 +20,7 @@ from flatlens.curvature.spectral_norms import batch_jacobians, feature_norms
 from flatlens.curvature.spectrum import SMALL_MATRIX, row_block_maxima
 from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.estimate import Estimate, undefined, with_note
-from flatlens.grams import Weight, one_pass, outside_keys
+from flatlens.grams import Weight, one_pass, outside_keys, quadratic
 from flatlens.grams.weight_jacobians import gram
 from flatlens.measures.definition import (
     LAYERWISE,
@@ -288,8 +288,9 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
         # the largest eigenvalue of each row's block: of all rows together where one pass gives the blocks
         before = lens.products
         if name in blocks:
-            D = blocks[name].row_curvatures()
-            if name not in lens.plan.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
+            # D_i[s,s], (n, d): the Gauss-Newton part, and the functional Hessian's
+            D = quadratic(blocks[name].C.to(torch.float64), blocks[name].J)
+            if name not in lens.plan.affine:
                 D = D + lens.functional_hessian(name, shift_directions(), run, weigh=lambda forms: forms).to(D)
             maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:

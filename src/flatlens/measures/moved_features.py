@@ -288,8 +288,8 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
     for number in run.counted("random splits", splits):
         order = torch.randperm(n, generator=run.generator)
         held, kept = order[: n // folds], order[n // folds :]
-        found = mismatch(moving[held], moving[kept], losses[held], losses[kept], bandwidth)
-        weighted[number], shifts[number] = abs(found.weighted), found.shift
+        shifts[number], signed = mismatch(moving[held], moving[kept], losses[held], losses[kept], bandwidth)
+        weighted[number] = abs(signed)
     note = "an approximation from random splits"
     largest = float(losses.abs().max())
 

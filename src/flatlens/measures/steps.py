@@ -48,6 +48,7 @@ OF_EVAL = (
 )
 SAFE_SQUARE = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
 RISK_ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps and of the risk
+SEARCHES = 5  #: times that weights and inputs are nudged for a search
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
@@ -129,9 +130,6 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str
         raise
     except BadInput as error:
         return str(error)
-
-
-SEARCHES = 5  #: times that weights and inputs are nudged for a search
 
 
 def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:

@@ -332,16 +332,8 @@ def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
     return KernelDensity(phi, scale, (delta / math.sqrt(m)) * lengths.clamp(min=1e-12 * float(lengths.max())))
 
 
-@dataclass(frozen=True, eq=False)
-class Mismatch:
-    """The difference of two densities, estimated at the points of both."""
-
-    shift: float  #: int |p - q|, between 0 and 2
-    weighted: float  #: int (p - q) l, l the weight of each point
-
-
-def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str) -> Mismatch:
-    """Return the mismatch of the kernel densities of two parts of a sample, a and b (n, m), in units of both together.
+def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str) -> tuple[float, float]:
+    """Return (int |p - q|, int (p - q) l), p and q kernel densities of parts of a sample, a and b (n, m), l the values.
 
     The integral is a mean over the points of both under (p + q) / 2, whose weights 2 (p - q) / (p + q) are bounded by 2
     whatever the dimension; a point is left out of its own estimate.
@@ -354,7 +346,7 @@ def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth
     share = torch.tanh((log_p - log_q) / 2)  # (p - q) / (p + q)
     weight = torch.cat([torch.full((len(a),), 1 / len(a)), torch.full((len(b),), 1 / len(b))]).to(share)
     values = torch.cat([values_a, values_b])
-    return Mismatch(float((weight * share.abs()).sum()), float((weight * share * values).sum()))
+    return float((weight * share.abs()).sum()), float((weight * share * values).sum())
 
 
 Labels = Callable[[Tensor], Tensor]
