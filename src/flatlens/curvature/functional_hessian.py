@@ -442,11 +442,11 @@ class CurvedParameters:
             found |= {name: float(scaled[where[name]].sum()) for name in self.others}
         return found, products
 
-    def exact_products(self, sizes: dict[str, int]) -> int:
+    def exact_products(self, model: nn.Module) -> int:
         """Return the number of products that `exact_traces` takes."""
         weights = [self.plan.weights[layer] for layer in self.weights]
         entries = sum(entry_directions().count(weight.matrix.W, weight.positions) for weight in weights)
-        return entries + sum(sizes[name] for name in (*self.biases.values(), *self.others))
+        return entries + sum(model.get_parameter(name).numel() for name in (*self.biases.values(), *self.others))
 
 
 def curved_parameters(problem: Problem, plan: Plan) -> CurvedParameters:

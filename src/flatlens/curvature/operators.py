@@ -93,7 +93,12 @@ class Graphs(Generic[_T]):
         budget = self.problem.memory // 2
         most = max(1, min(samples_at_once(self.problem, each), budget // (2 * each)))
         turn = seen = 0
-        for number, raw in self._batches(most):
+        coupled = self.problem.coupled
+        for number, raw in self.problem.shared(most if coupled else most * self.every, self.ranks):
+            if coupled and number % self.every:
+                continue
+            if self.every > 1 and not coupled:  # of every k-th sample the outputs are not compared with those seen
+                number, raw = -1 - number, spaced(raw, -(-size(raw) // self.every))
             turn, seen = turn + 1, seen + size(raw)
             if turn <= known:
                 continue
@@ -104,14 +109,6 @@ class Graphs(Generic[_T]):
             yield made
             del made  # free its memory before the next one is built
         self._all_kept = turn == len(self._kept)
-
-    def _batches(self, most: int) -> Iterator[tuple[int, Batch]]:
-        coupled = self.problem.coupled
-        for number, raw in self.problem.shared(most if coupled else most * self.every, self.ranks):
-            if not coupled:  # of every k-th sample the outputs are not compared with those seen
-                yield (number if self.every == 1 else -1 - number), spaced(raw, -(-size(raw) // self.every))
-            elif number % self.every == 0:
-                yield number, raw
 
     @cached_property
     def bytes_per_sample(self) -> int:

@@ -251,7 +251,7 @@ def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
 def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
     """Return the `faults` of a scalar function of one module's outputs, in its floating inputs and parameters."""
     leaves, form = tree_flatten((args, kwargs))
-    moved = [number for number, leaf in enumerate(leaves) if _is_floating(leaf)]
+    moved = [number for number, leaf in enumerate(leaves) if _floating([leaf])]
     named = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
 
     def value(at: list[Tensor]) -> Tensor:
@@ -271,11 +271,7 @@ def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
 
 
 def _floating(leaves: Iterable[Any]) -> list[Tensor]:
-    return [t for t in leaves if _is_floating(t)]
-
-
-def _is_floating(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def derivative_along(

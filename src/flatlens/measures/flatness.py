@@ -16,7 +16,6 @@ from flatlens.measures.definition import (
     PERMUTATION,
     UNITS_AND_ORDER,
     Measure,
-    Option,
     Reduced,
     Run,
     per_sample,
@@ -24,8 +23,6 @@ from flatlens.measures.definition import (
 )
 from flatlens.measures.lens import Lens
 
-# features in units of their standard deviation have no scale
-UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}
 # the end of the `cost` of measures that take products at layers below a smooth activation
 AT_POSITIONS = ", for shared weights times the smaller of m and the number of positions"
 
@@ -40,9 +37,13 @@ of_weight = partial(
     invariant_under={LAYERWISE, PERMUTATION},
 )
 relative = partial(
-    of_weight, id="M9", needs={"C", "CR"}, answer="last", invariances=UNITS,
+    of_weight,
+    id="M9",
+    needs={"C", "CR"},
+    answer="last",
+    invariances={("normalized", "std"): UNITS_AND_ORDER},  # features in units of their standard deviation have no scale
     needs_feature_scale=("normalized", "kernel"),
-)  # fmt: skip
+)
 
 
 def _in_units_of_features(g: LayerGrams, normalized: str | None, kernel: str | None) -> Tensor:

@@ -18,7 +18,6 @@ from flatlens.statistics.inference import clopper_pearson
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 ONE_SAMPLE = "on one held-out sample: an error needs two"
-CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
 def held_out_risk(held_out: Outcomes) -> Estimate:
@@ -127,7 +126,7 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     held-out data; the training loss has none. With `batchnorm="train"`, the training loss is computed with batch
     statistics, and the test loss never is.
     """
-    require_one_of(CONVENTIONS, convention=convention)
+    require_one_of(("signed", "absolute", "summed_x5", "accuracy"), convention=convention)
     if lens.problem.test is None:
         return undefined(NO_TEST)
     train, test = lens.outcomes("data"), lens.outcomes("test")

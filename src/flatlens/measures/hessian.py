@@ -53,9 +53,6 @@ from flatlens.progress import ROWS
 
 SHARPNESS_RTOL = 1e-2  #: relative residual at which the search for the sharpness ends
 
-_NEGATIVE = 1e-9
-"""Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
-
 of_spectrum = partial(of_hessian, works_coupled=True)
 of_rows = partial(of_hessian, family="flatness", unit="loss", invariant_under={LAYERWISE, PERMUTATION})
 
@@ -434,7 +431,7 @@ def layer_factors(
         parts["jacobian", name] = replace(jacobians.get(name, unmoved), unit="output / feature")
     least, largest = min([0.0, *(float(low) for low, _ in curvature)]), max([0.0, *(float(up) for _, up in curvature)])
     parts["loss_curvature", None] = Estimate((largest / lens.problem.n) ** 0.5, unit="sqrt loss / output")
-    if least < -_NEGATIVE * max(largest, -least):
+    if least < -1e-9 * max(largest, -least):  # beyond rounding
         parts["loss_curvature", None] = undefined("the loss is not convex in the outputs: C has no root")
     if not blocks:
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}

@@ -204,8 +204,7 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
         )
         return torch.stack([values[name] for name in curved.names], 1)
 
-    sizes = {name: p.numel() for name, p in lens.model.named_parameters()}
-    drawn = sampled(draw, effort, size, curved.exact_products(sizes), run)
+    drawn = sampled(draw, effort, size, curved.exact_products(lens.model), run)
     if drawn is not None:
         few = effort.rtol is None and effort.probes is None
         told = f"{count_of(len(drawn[0]), 'probe')}; the option rtol=0.01 takes more" if few else ""
