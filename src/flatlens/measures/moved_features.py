@@ -126,11 +126,13 @@ def feature_robustness(
                 WA = features.draw(delta, over, sigma, run.generator)
                 for k, share in enumerate(shares):
                     changes[k, number] = (features.change(share * WA) + features.change(-share * WA)) / 2
-            return _at_levels(changes, features.rounding())
+            return _at_levels(changes, features.elsewhere.rounding())
         if why := lost_in_rounding("delta", delta, 1.0, lens.problem.dtype):
             return {"": undefined(why)}
         value, reached = features.worst(delta, restarts, steps, run.generator)
-        return {"": of_searches(value, reached, features.rounding(), "delta") if value >= 0 else undefined(NO_LOSS)}
+        if not value >= 0:
+            return {"": undefined(NO_LOSS)}
+        return {"": of_searches(value, reached, features.elsewhere.rounding(), "delta")}
 
     # the network-level value is that of the last layer
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}

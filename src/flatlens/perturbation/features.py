@@ -200,9 +200,9 @@ class RotatedFeatures:
 
     def __init__(self, problem: Problem, model: nn.Module, weight: Weight) -> None:
         assert weight.parameter is not None
-        self._elsewhere = Elsewhere(problem, [weight.parameter], model=model)
+        self.elsewhere = Elsewhere(problem, [weight.parameter], model=model)
         self.W = weight.matrix.W.to("cpu")  #: (g, d, m)
-        self.risk = self._elsewhere.outcomes(self._elsewhere.here).risk
+        self.risk = self.elsewhere.outcomes(self.elsewhere.here).risk
 
     @property
     def m(self) -> int:
@@ -211,10 +211,10 @@ class RotatedFeatures:
 
     def change(self, WA: Tensor) -> float:
         """Return the change of the risk when the weight moves by W A, (g, d, m)."""
-        return self._elsewhere.outcomes(self._at(WA)).risk - self.risk
+        return self.elsewhere.outcomes(self._at(WA)).risk - self.risk
 
     def _at(self, WA: Tensor) -> Tensor:
-        return (self.W + WA).flatten().to(self._elsewhere.here)
+        return (self.W + WA).flatten().to(self.elsewhere.here)
 
     def draw(self, delta: float, law: str, sigma: float, generator: torch.Generator) -> Tensor:
         """Return W A, A = delta r O with a Haar-distributed rotation O and r of `law`."""
@@ -252,13 +252,9 @@ class RotatedFeatures:
         found = torch.tensor(reached, dtype=torch.float64)
         return (max(0.0, float(found.max())) if max(reached) > -math.inf else math.nan), found
 
-    def rounding(self) -> float:
-        """Return the rounding error of the risk, to compare changes with."""
-        return self._elsewhere.rounding()
-
     def slope(self, WA: Tensor) -> tuple[float, Tensor]:
         """Return (the change, its gradient in the weight, (g, d, m)) at the weight moved by W A."""
-        value, g = self._elsewhere.slope(self._at(WA), self._elsewhere.chunks(), self._elsewhere.problem.mass)
+        value, g = self.elsewhere.slope(self._at(WA), self.elsewhere.chunks(), self.elsewhere.problem.mass)
         return value - self.risk, g.to("cpu", torch.float64).reshape(self.W.shape)
 
     def steepest(self, G: Tensor) -> Tensor:
