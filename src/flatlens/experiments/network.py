@@ -282,8 +282,26 @@ class Cost:
 
 def cost_of(studies: Iterable[Study], done: Collection[str] = ()) -> Cost:
     """Return the cost of the studies' networks that are not `done`, from the first of each, within a factor of 2."""
-    left = ([one for one in study.networks() if one.key not in done] for study in studies)
-    return sum((_of_networks(networks) for networks in left if networks), Cost(0, 0.0, 0.0))
+    total = Cost(0, 0.0, 0.0)
+    for study in studies:
+        if not (networks := [one for one in study.networks() if one.key not in done]):
+            continue
+        first = networks[0]
+        unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
+        _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]
+        steps = [1 if _is_solved(one) else one.training.steps(samples) for one in networks]
+        step = short if _is_solved(first) else _seconds_per_step(unmeasured, short, max(steps))
+        measuring = len(networks) * _trial(first, WARM)[1]
+        # measurements during training: at each of the steps listed, or every so many, the first step included
+        moments = 0
+        for one, number in zip(networks, steps, strict=True):
+            if one.followed is not None:
+                every = one.followed.every
+                moments += 1 + number // every if isinstance(every, int) else len(every)
+        if moments:
+            measuring += moments * _moment(first)
+        total += Cost(len(networks), step * sum(steps), measuring)
+    return total
 
 
 class _OutOfTime(BaseException):  # no Exception, which would only end the report of progress
@@ -303,23 +321,6 @@ def tried(settings: NetworkSettings, most: float) -> Cost | None:
     except _OutOfTime:
         return None
     return Cost(1, result["seconds_training"], result["seconds_measuring"])
-
-
-def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
-    first = networks[0]
-    unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
-    _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]
-    steps = [1 if _is_solved(one) else one.training.steps(samples) for one in networks]
-    step = short if _is_solved(first) else _seconds_per_step(unmeasured, short, max(steps))
-    measuring = _trial(first, WARM)[1]
-    # measurements during training: at each of the steps listed, or every so many, the first step included
-    moments = 0
-    for one, number in zip(networks, steps, strict=True):
-        if one.followed is not None:
-            every = one.followed.every
-            moments += 1 + number // every if isinstance(every, int) else len(every)
-    measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
-    return Cost(len(networks), step * sum(steps), measured)
 
 
 def _is_solved(settings: NetworkSettings) -> bool:  # a ridge regression: one step, whatever the settings give

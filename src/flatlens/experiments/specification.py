@@ -528,9 +528,14 @@ def study_of(
 
 
 def _with_quantities(study: Study) -> Study:
-    """Return the study with the quantities to compare: its measures, and those of its axes that are numbers."""
-    shown = [one for axis in study.axes if (one := setting(axis.name, axis.values)) is not None]
-    first = _first_layer(study.base.model)
+    """Return the study with the quantities to compare: its measures, and those of its settings that are numbers."""
+    columns = {axis.name: axis.values for axis in study.axes}
+    if isinstance(study.base.training, TrainedElsewhere):
+        rows = [facts(one) for one in study.networks()]
+        columns = {one: tuple(row[one] for row in rows if one in row) for one in study.varied}
+    shown = [one for name, values in columns.items() if (one := setting(name, values)) is not None]
+    layers = study.base.model.build().named_modules()
+    first = next((name for name, module in layers if is_linear(module)), "")
     return replace(study, quantities=quantities(study.base.measures, shown, first_layer=first))
 
 
@@ -618,11 +623,7 @@ def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[s
     if isinstance(base.model, UserNetwork):
         base.model.require_complete()
     load_weights(base.model.build(), base.training.weights)  # a wrong architecture shows before any worker begins
-    study = Study(name, base, (axis,), scale=scale)
-    rows = [facts(one) for one in study.networks()]
-    columns = {one: tuple(row[one] for row in rows if one in row) for one in study.varied}
-    settings_shown = [shown for one, each in columns.items() if (shown := setting(one, each)) is not None]
-    return replace(study, quantities=quantities(base.measures, settings_shown, first_layer=_first_layer(base.model)))
+    return _with_quantities(Study(name, base, (axis,), scale=scale))
 
 
 def _loaded(data: DataSettings | UserData, read: ReadSamples | None) -> Split:
@@ -668,7 +669,3 @@ def _base(
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
     training = part_of("training", {**defaults, **given})
     return NetworkSettings(data, architecture, training, measures), split, read
-
-
-def _first_layer(model: Architecture) -> str:
-    return next((name for name, module in model.build().named_modules() if is_linear(module)), "")

@@ -437,7 +437,13 @@ def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], va
         if levels[known].nunique() < 2 or pd.to_numeric(parts, errors="coerce").notna().all():
             continue
         rows, others = networks[known], settings[known].drop(columns=setting)
-        pairs, units = _pairs(rows, others, levels[known], varied)
+        # pairs of networks that share all but the level, if two levels share any; not of trainings elsewhere
+        pairs = units = None
+        if not rows["seed"].isna().any():
+            seeds = [name for name in ["seed", *filter(is_seed, varied)] if name in rows]
+            labels = pd.concat([others, rows[seeds].astype(str)], axis=1).agg(" | ".join, axis=1)
+            pairs = labels if (levels[known].groupby(labels.to_numpy()).nunique() > 1).any() else None
+            units = None if (unit := unit_column(varied)) == "key" else rows[unit]
         differences = group_differences(
             {name: values[known] for name, values in columns.items()},
             levels[known],
@@ -473,17 +479,3 @@ def _meaning(name: str) -> tuple[str, str] | None:
     one = named([column.measure])[0]
     meaning = direction(one.card)
     return (meaning, one.card.family) if meaning and one.invariant_under >= RESCALINGS else None
-
-
-def _pairs(
-    networks: pd.DataFrame, others: pd.DataFrame, levels: pd.Series, varied: Sequence[str]
-) -> tuple[pd.Series | None, pd.Series | None]:
-    """Return the pair of each network, None where no two levels share one, and its unit, None where it is its own."""
-    seeds = [name for name in ["seed", *filter(is_seed, varied)] if name in networks]
-    unit = unit_column(varied)
-    units = None if unit == "key" else networks[unit]
-    if networks["seed"].isna().any():  # of networks trained elsewhere
-        return None, None
-    pairs = pd.concat([others, networks[seeds].astype(str)], axis=1).agg(" | ".join, axis=1)
-    shared = levels.groupby(pairs.to_numpy()).nunique() > 1
-    return (pairs if shared.any() else None), units
