@@ -128,7 +128,7 @@ def measured(name: str, **changes: Any) -> dict[str, Any]:
         found.append(terminal.announce(lens, work, **options))
         peaks.append(gauge.peak())  # once the trials are over
 
-    inputs.announce = announce  # type: ignore[attr-defined]
+    inputs.announce = announce  # type: ignore[attr-defined, assignment]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.py"
         told = f"from benchmarks.announced import CASES\ncase = CASES[{name!r}]\n"

@@ -203,14 +203,25 @@ class Inputs:
                 memory=how.memory,
                 ranks=ranks(),
             )
-            found = _on_few(make, source) if how.dry_run else make(source.data, test=source.test)
+            if how.dry_run:  # a forecast takes a few of the samples
+                from flatlens.forecast import on_few
+                from flatlens.problem.data import Data
+
+                def opened(given: Any, where: str) -> Data:
+                    # the data of the problem beside is its first samples
+                    return (given.whole or given) if isinstance(given, Data) else Data(given, where)
+
+                test = None if source.test is None else opened(source.test, "test")
+                found = on_few(lambda data, test: make(data, test=test), opened(source.data, "data"), test)
+            else:
+                found = make(source.data, test=source.test)
         if named.remark:
             note(named.remark)
         remarks = [] if source.data is found.data else found.data.remarks  # else the problem beside has told them
         for remark in remarks:
             note(remark)
-        data = "; ".join(filter(None, [source.description, *remarks]))
-        told = {"weights": named.weights, "data": data, "preparation": source.preparation}
+        described = "; ".join(filter(None, [source.description, *remarks]))
+        told = {"weights": named.weights, "data": described, "preparation": source.preparation}
         found.origin = {what: words for what, words in told.items() if words}
         return found
 
@@ -286,19 +297,6 @@ class Inputs:
         elif self.test is not None:
             source = replace(source, test=load_data(self.test, "--test", named.preparation, source.classes).data)
         return source if self.how.samples is None else source.drawn(self.how.samples)
-
-
-def _on_few(make: Callable[..., Problem], source: Source) -> Problem:
-    """Return a problem on a few of the samples, for a forecast."""
-    from flatlens.forecast import on_few
-    from flatlens.problem.data import Data
-
-    def opened(given: Any, where: str) -> Data:
-        # the data of the problem beside is its first samples
-        return (given.whole or given) if isinstance(given, Data) else Data(given, where)
-
-    test = None if source.test is None else opened(source.test, "test")
-    return on_few(lambda data, test: make(data, test=test), opened(source.data, "data"), test)
 
 
 def generator_of(seed: int) -> torch.Generator:

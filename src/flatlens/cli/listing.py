@@ -124,7 +124,27 @@ def list_names(
 
         print(page(), end="")
         return
-    rows = _rows(kind)
+    rows: list[dict[str, Any]]
+    if kind == "measures":
+        from flatlens.measures import MEASURES
+        from flatlens.report.cards import runs
+
+        rows = [asdict(one.card) | {"run": runs(one)} for one in MEASURES.values()]
+    elif kind == "bounds":
+        from flatlens.bounds import BOUNDS
+
+        keys = ("name", "id", "symbol", "meaning", "source", "cost", "on_request")
+        rows = [{key: getattr(one, key) for key in keys} for one in BOUNDS.values()]
+    elif kind == "transforms":
+        from flatlens.transforms import TRANSFORMS
+
+        keep = ("name", "id", "meaning", "source", "declared_as")
+        rows = [{k: getattr(one, k) for k in keep} | {"on_request": not one.default} for one in TRANSFORMS.values()]
+    else:
+        from flatlens.papers import EXPERIMENTS
+
+        rows = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
+        rows += [{"name": e.id, "meaning": e.title, "source": e.reproduces} for e in EXPERIMENTS.values()]
     if as_json:
         show_json({kind: rows})
     elif kind == "measures":
@@ -141,28 +161,6 @@ def list_names(
             source = f" ({row['source']})" if "source" in row else ""
             table.add_row(row["name"] + (" *" if row.get("on_request") else ""), row["meaning"] + source)
         show(table)
-
-
-def _rows(kind: str) -> list[dict[str, Any]]:
-    if kind == "measures":
-        from flatlens.measures import MEASURES
-        from flatlens.report.cards import runs
-
-        return [asdict(one.card) | {"run": runs(one)} for one in MEASURES.values()]
-    if kind == "bounds":
-        from flatlens.bounds import BOUNDS
-
-        keys = ("name", "id", "symbol", "meaning", "source", "cost", "on_request")
-        return [{key: getattr(one, key) for key in keys} for one in BOUNDS.values()]
-    if kind == "transforms":
-        from flatlens.transforms import TRANSFORMS
-
-        kept = ("name", "id", "meaning", "source", "declared_as")
-        return [{k: getattr(one, k) for k in kept} | {"on_request": not one.default} for one in TRANSFORMS.values()]
-    from flatlens.papers import EXPERIMENTS
-
-    studies = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
-    return [*studies, *({"name": e.id, "meaning": e.title, "source": e.reproduces} for e in EXPERIMENTS.values())]
 
 
 def _measures() -> Iterator[Any]:

@@ -371,7 +371,21 @@ class Compared:
             given = [network for _, _, network in labels]
             pairs = [(models[0], Path(one)) for one in given] if models else [(one, None) for one in given]
         else:
-            pairs = self._checkpoints(models)
+            # the files of --weights: one with commas in its name is one; a whole list may be too long for a name
+            files: list[Path] = []
+            for of in self.weights:
+                files += [of] if os.path.exists(of) else map(Path, split_names(str(of)))  # noqa: PTH110
+            if len(models) < 2 and not (models and len(files) >= 2):
+                got = f"{len(models)} MODEL{'' if len(models) == 1 else 's'} and {len(files)} --weights"
+                mend = "name two, or one with several --weights"
+                raise BadInput(f"expected at least two networks, got {got}", argument="model", remedy=mend)
+            if len(models) > 1 and files and len(files) != len(models):
+                read = [model for model in models if Path(model).is_file() and Path(model).suffix not in ("", ".py")]
+                mend = f" ({read[0]} was read as a MODEL: repeat --weights before each file)" if read else ""
+                what = f"{len(files)} for {len(models)} MODELs: give one for each, in order, or none{mend}"
+                raise BadInput(f"--weights: {what}")
+            at = models if len(models) > 1 else [*models] * len(files)
+            pairs = [(model, files[place] if files else None) for place, model in enumerate(at)]
             names = self._names(pairs)
         found: dict[str, Problem] = {}
         for name, (model, weights) in zip(names, pairs, strict=True):
@@ -381,24 +395,6 @@ class Compared:
             except BadInput as error:
                 raise error.but(where=f"{error.where} [{name}]".strip()) from error
         return found
-
-    def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
-        files: list[Path] = []
-        for given in self.weights:  # a file with commas in its name is one; a whole list may be too long for a name
-            files += [given] if os.path.exists(given) else map(Path, split_names(str(given)))  # noqa: PTH110
-        if len(models) == 1 and len(files) >= 2:
-            return [(models[0], file) for file in files]
-        if len(models) < 2:
-            found = f"{len(models)} MODEL{'' if len(models) == 1 else 's'} and {len(files)} --weights"
-            mend = "name two, or one with several --weights"
-            raise BadInput(f"expected at least two networks, got {found}", argument="model", remedy=mend)
-        if files and len(files) != len(models):
-            read = [model for model in models if Path(model).is_file() and Path(model).suffix not in ("", ".py")]
-            mend = f" ({read[0]} was read as a MODEL: repeat --weights before each file)" if read else ""
-            raise BadInput(
-                f"--weights: {len(files)} for {len(models)} MODELs: give one for each, in order, or none{mend}"
-            )
-        return [(model, files[at] if files else None) for at, model in enumerate(models)]
 
     def _names(self, pairs: Sequence[tuple[str, Path | None]]) -> list[str]:
         """Return the given names, or the parts in which the checkpoints' names differ."""

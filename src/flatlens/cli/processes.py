@@ -162,7 +162,10 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
 def _met() -> Ranks:
     from torch.distributed.rendezvous import rendezvous
 
-    from flatlens.problem.ranks import Ranks
+    from flatlens.problem.ranks import GONE, Ranks
+
+    def ended(number: int, frame: FrameType | None) -> Never:
+        raise LostRank(GONE)
 
     global _store
     rank, size, end = os.environ["RANK"], int(os.environ["WORLD_SIZE"]), time.monotonic() + PATIENCE
@@ -172,7 +175,7 @@ def _met() -> Ranks:
     telling.start()
     try:
         _store, *_ = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
-        signal.signal(signal.SIGTERM, _ended)  # torchrun sends SIGTERM to the others when one has failed
+        signal.signal(signal.SIGTERM, ended)  # torchrun sends SIGTERM to the others when one has failed
         _store.set(f"flatlens/here/{rank}", "")
         while not _store.check([f"flatlens/here/{other}" for other in range(size)]):
             if time.monotonic() > end:
@@ -186,12 +189,6 @@ def _met() -> Ranks:
     finally:
         telling.cancel()
     return Ranks.joined(_store)
-
-
-def _ended(number: int, frame: FrameType | None) -> Never:
-    from flatlens.problem.ranks import GONE
-
-    raise LostRank(GONE)
 
 
 def local(device: str) -> Any:

@@ -60,21 +60,17 @@ class Scheme:
             U, S, V = torch.linalg.svd(W, full_matrices=False)
             nearest: Tensor = (U[:, :rank] * S[:rank]) @ V[:rank]
             return nearest
-        size = self._largest(W.abs())
+        # the largest size among the entries that share a scale: (), (d, 1) or, by groups, (d, m)
+        size = W.abs().amax() if self.by == "tensor" else W.abs().amax(1, keepdim=True)
+        if self.by == "group":
+            filled = nn.functional.pad(W.abs(), (0, -W.shape[1] % self.group))
+            size = filled.view(len(W), -1, self.group).amax(2).repeat_interleave(self.group, 1)[:, : W.shape[1]]
         largest = _LARGEST_E4M3 if self.kind == "float8" else float(2 ** (self.bits - 1) - 1)
         scale = torch.where(size > 0, size / largest, 1.0)  # zeros stay
         entries = (W / scale).clamp(-largest, largest)
         if self.kind == "float8":
             return entries.to(torch.float32).to(torch.float8_e4m3fn).to(W) * scale
         return entries.round() * scale
-
-    def _largest(self, sizes: Tensor) -> Tensor:
-        """Return the largest size among the entries that share a scale: (d, 1), () or, by groups, (d, m)."""
-        if self.by == "group":
-            filled = nn.functional.pad(sizes, (0, -sizes.shape[1] % self.group))
-            largest = filled.view(len(sizes), -1, self.group).amax(2)
-            return largest.repeat_interleave(self.group, 1)[:, : sizes.shape[1]]
-        return sizes.amax(1, keepdim=True) if self.by == "channel" else sizes.amax()
 
     def rank(self, d: int, m: int) -> int:
         """Return the rank of the factors (d, r) and (r, m)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,15 +22,14 @@ STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not
 URGENT = ("not applicable", "holds", "undecided", "violated")  #: verdicts from the least to the most important one
 
 
-def _by_bound(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def _by_bound(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict], str, Verdict]]:
     """Return each bound's claims: how many have each verdict, and the most important one, of these the tightest."""
     rows = []
     for bound, claims in by_key((verdict.bound, verdict) for verdict in verdicts).items():
         count = Counter[str](v.status for v in claims)
         told = ", ".join(f"{count[s]} {s}" for s in dict.fromkeys(("violated", *STYLES)) if count[s])
         top = max(claims, key=lambda v: (URGENT.index(v.status), v.tightness if v.tightness == v.tightness else -1.0))
-        same = f"{count[top.status]} of {len(claims)}" if len(claims) > 1 else ""
-        rows.append({"bound": bound, "claims": claims, "counts": told, "top": top, "same": same})
+        rows.append((bound, claims, told, top))
     return rows
 
 
@@ -48,7 +46,10 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
     rows = [(v, "") for v in verdicts]
     if deep:
         table.column("claims")
-        rows = [(row["top"], row["same"]) for row in _by_bound(verdicts)]
+        rows = [
+            (top, f"{sum(v.status == top.status for v in claims)} of {len(claims)}" if len(claims) > 1 else "")
+            for _, claims, _, top in _by_bound(verdicts)
+        ]
     above = None
     for verdict, told in rows:
         bound = Text("" if verdict.bound == above else verdict.bound)

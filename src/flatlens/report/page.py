@@ -25,7 +25,7 @@ from flatlens.experiments.overrides import IDENTITY
 from flatlens.experiments.store import digest_of, read_derived, write_derived
 from flatlens.files import csv_of, write_whole
 from flatlens.measures import Card, catalogue
-from flatlens.progress import beside
+from flatlens.progress import beside, by_key
 from flatlens.report import blocks, prose
 from flatlens.report.cards import MOVES, card_of, invariances_of, spelling
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
@@ -189,6 +189,16 @@ def study_html(
     names = [q.name for q in measures_of(result)]
     best = closest(names, result.gap_correlations)
     panels = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
+    # the correlations with the gap by kind, measure and coefficient: sure if the interval excludes zero
+    against: dict[str, dict[str, dict[str, dict[Any, Any]]]] = {}
+    sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
+    for row in result.gap_correlations.assign(sure=sure).to_dict("records"):
+        against.setdefault(row["kind"], {}).setdefault(row["quantity"], {})[row["coefficient"]] = row
+    # the differences by axis of words, those that decide first: sure where Holm's p is below 5%
+    table = result.differences.sort_values("decides", ascending=False, kind="stable")
+    differences = by_key(
+        (row["setting"], row) for row in table.assign(sure=table["p_holm"] < SIGNIFICANCE).to_dict("records")
+    )
     # a value of one layer is hidden until the reader shows its column
     columns = [
         {"name": name, "by_layer": Column.parse(name).layer is not None, "numeric": networks[name].dtype.kind in "iuf"}
@@ -216,8 +226,8 @@ def study_html(
         spoken=spoken,
         swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
         shapes=[prose.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
-        against=against_rows(result),
-        differences=difference_rows(result),
+        against=against,
+        differences=differences,
         measures=measured,
         moves=[in_words for _, _, in_words in MOVES],
         papers=prose.cited(row["source"] for row in measured),
@@ -229,20 +239,3 @@ def study_html(
         failed=result.failed,
         tables=tables,
     )
-
-
-def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """Return the rows of `gap_correlations` by kind, measure and coefficient; `sure` if the interval excludes zero."""
-    rows: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
-    sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
-    for record in result.gap_correlations.assign(sure=sure).to_dict("records"):
-        row = {str(name): value for name, value in record.items()}
-        rows.setdefault(row["kind"], {}).setdefault(row["quantity"], {})[row["coefficient"]] = row
-    return rows
-
-
-def difference_rows(result: StudyResult) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of `differences` by axis of words, those that decide first; `sure` where Holm's p is below 5%."""
-    table = result.differences.sort_values("decides", ascending=False, kind="stable")
-    rows = table.assign(sure=table["p_holm"] < SIGNIFICANCE).to_dict("records")
-    return {axis: [row for row in rows if row["setting"] == axis] for axis in dict.fromkeys(table["setting"])}  # type: ignore[misc]

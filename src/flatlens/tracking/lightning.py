@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-import torch
-
 from flatlens.errors import BadInput, needs
 from flatlens.progress import Aside
-from flatlens.tracking.loggers import scalars
-from flatlens.tracking.tracker import Tracker
+from flatlens.tracking.tracker import Tracker, numbers_after
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -63,13 +60,9 @@ class TrackerCallback(Callback):
     def _step(self, trainer: Trainer, over: bool = False) -> None:
         if trainer.is_global_zero or self.tracker.problem.peers.size > 1:
             optimiser = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-            known = isinstance(optimiser, torch.optim.Optimizer)
-            measure = self.tracker.close if over else self.tracker.step
-            report = measure(trainer.global_step, optimiser=optimiser if known else None)
-            told = report is not None and self._log and trainer.is_global_zero
-            if told and self.tracker.latest is not None:
-                for logger in trainer.loggers:
-                    self._told(logger)(scalars(self.tracker.latest), trainer.global_step)
+            numbers = numbers_after(self.tracker, trainer.global_step, optimiser, over)
+            for logger in trainer.loggers if numbers is not None and self._log and trainer.is_global_zero else []:
+                self._told(logger)(numbers, trainer.global_step)
 
     def _told(self, logger: Any) -> Aside:
         """Return the logger as a side output: a failure is a warning, once, and training goes on."""

@@ -37,7 +37,7 @@ from flatlens.problem.ranks import in_first_process
 from flatlens.progress import PAUSE, Aside, Bar, Watch, beside, count_of, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import SKIPPED, History, answer_of_run, save_history
-from flatlens.tracking.loggers import Live, Moment
+from flatlens.tracking.loggers import Live, Moment, scalars
 
 Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]
 
@@ -443,6 +443,13 @@ class Tracker:
         for log in self._logs if self.problem.first and self._latest >= 0 else []:
             if callable(forget := getattr(log, "forget_after", None)):
                 Aside(f"forgetting later steps in the tracker's log {_name_of(log)}", forget)(self._latest)
+
+
+def numbers_after(tracker: Tracker, step: int, optimiser: object, over: bool) -> dict[str, float] | None:
+    """Measure in a trainer, after a step or `over` at the end; return the numbers if this process has new ones."""
+    known = optimiser if isinstance(optimiser, torch.optim.Optimizer) else None
+    report = (tracker.close if over else tracker.step)(step, optimiser=known)
+    return None if report is None or tracker.latest is None else scalars(tracker.latest)
 
 
 def _name_of(log: object) -> str:

@@ -14,8 +14,7 @@ import torch
 from flatlens.errors import BadInput, BadWeights, needs
 from flatlens.files import write_whole
 from flatlens.progress import Aside
-from flatlens.tracking.loggers import scalars
-from flatlens.tracking.tracker import Tracker
+from flatlens.tracking.tracker import Tracker, numbers_after
 
 with needs("hf", "flatlens.tracking.transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -95,13 +94,9 @@ class TrackerCallback(TrainerCallback):
         return state.is_world_process_zero or self.tracker.problem.peers.size > 1
 
     def _step(self, state: TrainerState, handed: dict[str, Any], over: bool = False) -> None:
-        optimiser = handed.get("optimizer")
-        known = isinstance(optimiser, torch.optim.Optimizer)
-        measure = self.tracker.close if over else self.tracker.step
-        report = measure(state.global_step, optimiser=optimiser if known else None)
-        told = report is not None and state.is_world_process_zero
-        if told and self._log is not None and self.tracker.latest is not None:
-            self._log(scalars(self.tracker.latest))
+        numbers = numbers_after(self.tracker, state.global_step, handed.get("optimizer"), over)
+        if numbers is not None and self._log is not None and state.is_world_process_zero:
+            self._log(numbers)
 
     def _restore(self, folder: Path) -> None:
         path = folder / self._file

@@ -43,8 +43,9 @@ OTHERS = "Not invariant, or without a direction"
 _GROUP_ROW = 18  #: height of a group's row, in pixels
 
 
-def values_frame(comparison: Comparison) -> pd.DataFrame:
-    """Return `Comparison.frame` with 95% intervals and in words; finite values alone, invariant measures first."""
+def values_figure(comparison: Comparison) -> Figure:
+    """Return a panel for each measure: a row for each network, with a dot at its value."""
+    # finite values with their 95% intervals, measures with a direction and invariant ones first
     data = comparison.frame()
     data = data[np.isfinite(data["value"])]
     reach = 1.96 * data["stderr"].fillna(0)  # a bound has none
@@ -59,13 +60,7 @@ def values_frame(comparison: Comparison) -> pd.DataFrame:
     ]
     data["stable"] = [comparison.is_invariant(name) for name in data["measure"]]
     data["points"] = data["small_means"] != ""
-    found: pd.DataFrame = data.sort_values(["points", "stable"], ascending=False, kind="stable", ignore_index=True)
-    return found
-
-
-def values_figure(comparison: Comparison) -> Figure:
-    """Return a panel for each measure: a row for each network, with a dot at its value."""
-    data = values_frame(comparison)
+    data = data.sort_values(["points", "stable"], ascending=False, kind="stable", ignore_index=True)
     names = list(dict.fromkeys(data["measure"]))
     models = comparison.models
 
