@@ -54,14 +54,10 @@ def state_of(lens: Lens, estimates: Mapping[Key, Estimate]) -> dict[str, Any]:
     scales = lens.attempted(lambda: lens.planned(lens.feature_scale), "the features' spread")
     if not isinstance(scales, str):
         inner = list(lens.plan.weights.items())[1:]  # the first layer reads the data
-        counts = {
-            name: (lens.constant_features(name), weight.adapter.features(weight.matrix.W))
-            for name, weight in inner
-            if name in scales
-        }
+        counts = [(lens.constant_features(at), w.adapter.features(w.matrix.W), at) for at, w in inner if at in scales]
         if counts:
-            layer = max(counts, key=lambda name: counts[name][0] / counts[name][1])
-            found["constant_features"] = {"layer": layer, "constant": counts[layer][0], "features": counts[layer][1]}
+            constant, features, layer = max(counts, key=lambda row: row[0] / row[1])
+            found["constant_features"] = {"layer": layer, "constant": constant, "features": features}
     return found
 
 

@@ -55,19 +55,14 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
     weights = [lens.plan.weights[name] for name in layers]
     counted = {weight.parameter for weight in weights}
     made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)
-    missing = [
-        (name, p)
-        for name, p in lens.model.named_parameters()
-        if name in lens.problem.parameters
-        and p.ndim >= 2
-        and not (name in counted or name.startswith(made) or name in but)
-    ]
     reads, known = lens.plan.structure.reads, {weight.parameter for weight in lens.plan.weights.values()}
     linear = {id(module._parameters.get("weight")) for module in lens.model.modules() if is_linear(module)}
     causes: dict[str, list[str]] = {}
-    for name, p in missing:
-        cut = UNUSED if reads.get(name) == () else UNSEEN if id(p) in linear else NO_MATRIX
-        causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
+    for name, p in lens.model.named_parameters():
+        missing = not (name in counted or name.startswith(made) or name in but)
+        if missing and name in lens.problem.parameters and p.ndim >= 2:
+            cut = UNUSED if reads.get(name) == () else UNSEEN if id(p) in linear else NO_MATRIX
+            causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
     more = {why: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for why, names in causes.items()}
     listed = (f"excluded ({why}): {', '.join(names[:NAMED])}{more[why]}" for why, names in causes.items())
     return "; ".join(listed)
