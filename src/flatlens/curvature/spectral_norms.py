@@ -248,7 +248,9 @@ def feature_norms(
             continue
         each = [widths[key] for key in keys]
         width = sum(each)
-        unit = max(_unit(part[key]) for part in kept for key in keys) or 1.0
+        # the unit in which squares of features neither overflow nor underflow
+        sizes = [float(power_of_two(part[key])) if bool(part[key].any()) else 0.0 for part in kept for key in keys]
+        unit = max(1.0 if _USUAL < one < 1 / _USUAL else one for one in sizes) or 1.0
 
         # few samples: all eigenvalues of X X^T
         if complete and len(kept) == 1 and problem.n <= width:
@@ -284,12 +286,6 @@ def feature_norms(
             found = searched_norm(gram, rough, start, _TOLERANCE)
             norms[name] = SearchedNorm((top * found.value**2) ** 0.5, found.converged)
     return norms
-
-
-def _unit(X: Tensor) -> float:
-    """Return the unit in which squares of features neither overflow nor underflow; 0 if all are 0."""
-    unit = float(power_of_two(X)) if bool(X.any()) else 0.0
-    return 1.0 if _USUAL < unit < 1 / _USUAL else unit
 
 
 def _wide(X: Tensor, unit: float) -> Tensor:
