@@ -92,7 +92,7 @@ UNLIKE = {
     "budget": r"BadInput Tracker\(budget=...\): processes that measure together",
     "forward": "forward failed .* a large feature",
     "why": "once_differentiable",
-    "tracked": "^Problem.* the buffers of rank 1",
+    "tracked": "^the buffers of rank 1",
 }
 
 
