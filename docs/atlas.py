@@ -26,7 +26,7 @@ from flatlens.papers.reproduction import (
     load_reproduction,
     save_archive,
 )
-from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of, sentences
 from flatlens.progress import count_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import svg_of
@@ -108,6 +108,9 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 def kinds(rows: list[Row]) -> Iterator[str]:
     """Yield a table of how many sentences of each kind came to which conclusion."""
     yield "The papers' sentences, by kind. One with several rows counts once, as the row that is worst for it."
+    if ways := sum({"reproduced", "not reproduced"} <= decided for decided in sentences(rows).values()):
+        have = "has" if ways == 1 else "have"
+        yield f"Of those not reproduced, {ways} {have} another row, of a reading or of networks, that is reproduced."
     each = Counter(row.outcome.prediction.kind for row in rows)
     said = [f"{count_of(each[kind], 'row')} {why}" for kind, why in NOT_COUNTED.items() if each[kind]]
     if said:
@@ -283,6 +286,7 @@ def _record(one: Reproduction, row: Row, small: Row | None) -> dict[str, object]
         "each half of the units": halves,
         "at laptop scale": f"{small.marked} {value_of(small.outcome.statistic)}" if small else "",
         "what would decide it": row.would_decide(one.hours(outcome)),
+        "not run": prediction.not_run,
         "remark": statistic.why,
     }
 
@@ -291,7 +295,7 @@ def _quoted(row: Row) -> str:
     """Return the paper's words with their place, and the reason for a reading of ours."""
     prediction = row.outcome.prediction
     quote = f"“{prediction.quote}” " if prediction.quote else ""
-    return f"{quote}({prediction.source}). {prediction.reason}".rstrip()
+    return " ".join(filter(None, [f"{quote}({prediction.source}).", prediction.reason, prediction.not_run]))
 
 
 def _cases(outcome: Outcome) -> str:

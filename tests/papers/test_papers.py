@@ -32,31 +32,15 @@ FEW = ("X1", "X2", "X3", "X4", "X5")
 """At smoke scale their networks are too few for some statistics."""
 UNSEEN = {
     "X6": ("jacobian.beyond_edge", "loss.beyond_edge"),
-    "X8": ("resnet.jacobian.accuracy_gap", "vgg.jacobian.accuracy_gap"),
-    "X9": (
-        "mixup.decorrelates",
-        "augmentation.decorrelates",
-        "jacobian.superior",
-        "jacobian.in_all_cases.fitted",
-        "jacobian.in_all_cases.fitted.accuracy_gap",
-        "jacobian.in_all_cases.fitted.by_size",
-        "jacobian.in_all_cases.fitted.softmaxed",
-        "jacobian.in_all_cases.fitted.accuracy_gap.softmaxed",
-        "jacobian.in_all_cases.fitted.by_size.softmaxed",
-        "label_smoothing.sharpness.fitted",
-        "mixup.sharpness.fitted",
-        "augmentation.sharpness.fitted",
-        "sam.sharpness.fitted",
-    ),
+    "X9": ("mixup.decorrelates", "augmentation.decorrelates", "jacobian.superior"),
     "X18": (
-        "flatness.accuracy_gap",
         "flatness.strong.all_images",
         "stronger.all_images",
         "another_layer.strong.all_images",
     ),
 }
-"""Claims that smoke scale says nothing of: X6's networks never come to 2/lr, X8's have few test images, X9 has two
-networks beyond the weakest, and no trained case."""
+"""Claims that smoke scale says nothing of, as their names begin: X6's networks never come to 2/lr, X9 has two networks
+beyond the weakest. Nor has it trained cases (rows of fitted networks), or test images enough for a gap of accuracy."""
 FINITE = ("X11", "X12", "X14", "X15", "X16", "X17", "X18")
 """No number of their figures is missing, even at smoke scale (but ends of intervals are)."""
 
@@ -92,8 +76,8 @@ def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name, 
     assert not any(result.excluded for result in one.results.values())
     for outcome in one.outcomes:
         claim, found = outcome.prediction.name, outcome.prediction.weigh(one.results).statistic
-        assert np.isfinite(found.value) or claim in UNSEEN.get(name, ()), outcome
-        assert found.left_out == 0 or claim.startswith(UNSEEN.get(name, ())), outcome
+        unseen = claim.startswith(UNSEEN.get(name, ())) or ".fitted" in claim or "accuracy_gap" in claim
+        assert unseen or (np.isfinite(found.value) and found.left_out == 0), outcome
 
 
 @EACH

@@ -313,6 +313,11 @@ def margin(z: Array, other: Array) -> Array:
     return np.asarray((z - other).mean(0))
 
 
+def margin_by_size(z: Array, other: Array) -> Array:
+    """Return the mean over cases of the first pair's |z| minus the second's, shape (B,)."""
+    return margin(np.abs(z), np.abs(other))
+
+
 def mean_correlation(z: Array) -> Array:
     """Return the correlation of the mean z over the cases, shape (B,)."""
     return np.asarray(np.tanh(z.mean(0)))

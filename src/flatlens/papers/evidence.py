@@ -394,6 +394,11 @@ def rise(column: str) -> Number:
     return lambda trajectory: late(column)(trajectory) - first(column)(trajectory)
 
 
+def log_rise(column: str) -> Number:
+    """Return log(mean over the later half of the trajectory / the first value)."""
+    return lambda trajectory: float(np.log(late(column)(trajectory) / first(column)(trajectory)))
+
+
 def rise_to_peak(column: str) -> Number:
     """Return how far a column rises to its peak: its largest value minus its first. It is never below 0."""
     return lambda trajectory: peak(column)(trajectory) - first(column)(trajectory)
@@ -450,6 +455,13 @@ def once_below(result: StudyResult, loss: float) -> Mapping[str, pd.DataFrame]:
     """Return trajectories from the first step with a smaller loss on; those with fewer than two rows are left out."""
     later = {key: trajectory[(trajectory["loss"] < loss).cummax()] for key, trajectory in histories(result).items()}
     return {key: trajectory for key, trajectory in later.items() if len(trajectory) > 1}
+
+
+@deferred
+def up_to_below(result: StudyResult, loss: float) -> Mapping[str, pd.DataFrame]:
+    """Return trajectories up to the first step with a smaller loss; those without one are left out."""
+    below = {key: (trajectory, trajectory["loss"] < loss) for key, trajectory in histories(result).items()}
+    return {key: trajectory.loc[: small.idxmax()] for key, (trajectory, small) in below.items() if small.any()}
 
 
 @deferred

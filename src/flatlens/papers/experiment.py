@@ -145,6 +145,7 @@ class Prediction:
     quote: str = ""  #: the paper's own words; of a reading: the sentence that it reads, if there is one
     reason: str = ""  #: the reason why we read it so; for readings only
     decided_by: str = ""  #: what would decide it, and how many hours it takes, where that is known
+    not_run: str = ""  #: readings and protocols of its sentence that are not run, with their hours
     headline: bool = False  #: one of the paper's main claims, one to five a paper
     value_is: str = ""  #: what the value is, where the statistic's name says it too shortly for a page
     accepted: str = ""  #: of a main claim: whether its authors would accept this test of it, and what they could object

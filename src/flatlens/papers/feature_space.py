@@ -5,14 +5,15 @@ computed exactly from the clusters' moments. The gap is that of the half squared
 
 The features are drawn as appendix C.1 says (`printed`), or as the generator does that the authors' code stores and
 calls nowhere (`stored`): centres on corners of a cube, at +-c in each coordinate; factors and the mixing of redundant
-features uniform in [-1, 0]; classes alternate; one label in a thousand is drawn anew. With the same random numbers
+features uniform in [-1, 0]; classes alternate; one label in a thousand is drawn anew. Beside it another one is stored
+(`second`), which differs in that factors and mixing are uniform in [-1, 1]. With the same random numbers
 features are linear in the separation, so that one draw serves all separations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from flatlens.data.synthetic import CLUSTERS, INFORMATIVE, REDUNDANT, Mixture, mixture
 from flatlens.training import Ridge
 
-Generator: TypeAlias = Literal["printed", "stored"]
+Generator: TypeAlias = Literal["printed", "stored", "second"]
 FLIPPED = 0.001
 """Share of labels that the stored generator draws anew."""
 SEEN_COLUMNS = (
@@ -58,12 +59,15 @@ def printed(n: int, seed: int) -> Draw:
     return Draw(2 * one - two, two - one, labels, *drawn.moments(), torch.zeros(()))
 
 
-def stored(n: int, seed: int) -> Draw:
-    """Draw as the generator that the authors' code stores; a cluster for each sample is drawn, too."""
+def stored(n: int, seed: int, largest: float = 0.0) -> Draw:
+    """Draw as the generator that the authors' code stores; a cluster for each sample is drawn, too.
+
+    Factors and mixing are uniform in [-1, largest].
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def below(*shape: int) -> Tensor:  # uniform in [-1, 0]
-        return torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
+    def below(*shape: int) -> Tensor:
+        return (1 + largest) * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
 
     corners = torch.randperm(2**INFORMATIVE, generator=generator)[:CLUSTERS]
     bits = (corners[:, None] >> torch.arange(INFORMATIVE)) & 1
@@ -83,7 +87,8 @@ def stored(n: int, seed: int) -> Draw:
 @lru_cache(2048)
 def measured(separations: tuple[float, ...], n: int, seeds: range, generator: Generator = "printed") -> Tensor:
     """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 4)."""
-    draws = [(printed if generator == "printed" else stored)(n, seed) for seed in seeds]
+    other = partial(stored, largest=float(generator == "second"))
+    draws = [printed(n, seed) if generator == "printed" else other(n, seed) for seed in seeds]
     stacked = Draw(*(torch.stack([getattr(one, field.name) for one in draws]) for field in fields(Draw)))
     return torch.stack([_at(stacked, separation) for separation in separations])
 

@@ -94,7 +94,7 @@ class Row:
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
-        if self.decided == "open" and self.outcome.prediction.decided_by:
+        if self.decided in ("open", "not tested") and self.outcome.prediction.decided_by:
             return self.outcome.prediction.decided_by
         if self.times != self.times:
             return ""
@@ -139,17 +139,22 @@ def of_papers(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.outcome.prediction.kind not in NO_OUTCOMES]
 
 
+def sentences(rows: Iterable[Row]) -> Mapping[tuple[PredictionKind, str], set[Conclusion]]:
+    """Return the decided conclusions of the rows of each of the papers' sentences, by kind and quote."""
+    found: dict[tuple[PredictionKind, str], set[Conclusion]] = {}
+    for row in of_papers(rows):
+        prediction = row.outcome.prediction
+        found.setdefault((prediction.kind, prediction.quote or prediction.says), set()).add(row.decided)
+    return found
+
+
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
     """Return the number of the papers' sentences with each decided conclusion, by kind; kinds without one are left out.
 
     Rows with one quote are one sentence, which has the conclusion of the row that is worst for it. Rows that are no
     outcomes of the papers are left out.
     """
-    sentences: dict[tuple[PredictionKind, str], set[Conclusion]] = {}
-    for row in of_papers(rows):
-        prediction = row.outcome.prediction
-        sentences.setdefault((prediction.kind, prediction.quote or prediction.says), set()).add(row.decided)
-    counts = Counter((kind, min(decided, key=_WORST.index)) for (kind, _), decided in sentences.items())
+    counts = Counter((kind, min(decided, key=_WORST.index)) for (kind, _), decided in sentences(rows).items())
     kinds: tuple[PredictionKind, ...] = get_args(PredictionKind)
     return {
         kind: {conclusion: counts[kind, conclusion] for conclusion in MARKS}

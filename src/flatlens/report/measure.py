@@ -61,7 +61,10 @@ def rows_by_family(report: Report, cards: Sequence[Card]) -> dict[str, list[Answ
 
 
 def by_layer(report: Report) -> tuple[Values, list[str], list[str]]:
-    """Return the values at layers, the layers in the order of execution (parameters outside any last), the measures."""
+    """Return the values at layers, the layers in the order of execution, and the measures.
+
+    Parameters outside any layer come last; an old report does not know the order.
+    """
     values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
     known, met = [str(layer) for layer in report.about.get("layers", [])], dict.fromkeys(layer for _, layer in values)
     layers = sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))

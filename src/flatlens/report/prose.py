@@ -118,19 +118,24 @@ def what_was_run(result: StudyResult) -> str:
         right = "every training sample was right and " if until.get("accuracy") == 1 else ""
         under = f"the loss was under {until['loss_below']:g}"
         told += f" Each ran until {right}{under}, or for {' or '.join(ends)}{first}."
-    # how many networks did not get to the end of training, and which; most claims leave them out
-    table = result.networks
-    short = table[~table["outcome"].isin(REACHED)] if "outcome" in table else table.iloc[:0]
+    return f"{told}{_not_reached(result)}"
+
+
+def _not_reached(result: StudyResult) -> str:
+    """Return how many networks did not get to the end of training, and which; most claims leave them out."""
+    networks = result.networks
+    short = networks[~networks["outcome"].isin(REACHED)] if "outcome" in networks else networks.iloc[:0]
     if short.empty:
-        return told
-    names, missed = [name for name in result.varied if name in table and not is_seed(name)], []
+        return ""
+    names = [name for name in result.varied if name in networks and not is_seed(name)]
+    told = []
     for _, row in short.head(SHORT_LIST).iterrows():
         values = {name: split_values(row[name]) if TOGETHER in name else row[name] for name in names}
         settings = [_in_words({"name": name, "values": [value]}) for name, value in values.items()]
-        missed.append(f"{row['outcome']} ({', '.join([*settings, f'seed {row.seed}'])})")
+        told.append(f"{row['outcome']} ({', '.join([*settings, f'seed {row.seed}'])})")
     others = [f"{count} {outcome}" for outcome, count in short["outcome"].iloc[SHORT_LIST:].value_counts().items()]
     more = f"; and {len(short) - SHORT_LIST} more ({listed(others)})" if others else ""
-    return f"{told} {count_of(len(short), 'network')} did not get there: {'; '.join(missed)}{more}."
+    return f" {count_of(len(short), 'network')} did not get there: {'; '.join(told)}{more}."
 
 
 def _with_seeds(name: str) -> bool:

@@ -26,7 +26,10 @@ DRAWN_COLOURS = 4  #: number of colours for lines and marks without an order
 def write_atlas(
     found: Sequence[Reproduction], out: Path, folders: Sequence[Path], *, progress: Progress | None = None
 ) -> list[Path]:
-    """Write `out/report.html`, and figures into `figures/` in each experiment's folder; return the files, it first."""
+    """Write `out/report.html`, and the figures of each experiment into `figures/` in its folder below `out`.
+
+    Return the files written, the page first.
+    """
     drawn = [[plot_figure(plot, one.results) for plot in one.plots] for one in found]
     for folder in folders:
         (folder / "figures").mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
@@ -71,7 +72,7 @@ _PROTOCOLS = {
     "mlp_coded": (10, 1, 20),
 }
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
-MINUS_D, HOLDS = "-D", "bounds hold"
+MINUS_D, ITSELF, HOLDS = "-D", "volume itself", "bounds hold"
 
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
@@ -153,7 +154,8 @@ def population(results: Results, study: str) -> pd.DataFrame:
     values = studied(study)(results)
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
     also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE)}
-    table = values.assign(**also, **{MINUS_D: -values[D.name]})
+    volume: pd.Series = also[_VOLUMES[0][0].name].astype(float).map(np.exp)
+    table = values.assign(**also, **{MINUS_D: -values[D.name], ITSELF: volume})
     rounded = 1e-9
     violated = pd.concat(
         [table[small.name] > table[large.name] * (1 + rounded) for small, large in ((MLS, D), (NMLS, BOUND))]

@@ -34,6 +34,7 @@ from flatlens.papers.evidence import (
     log_gain,
     once_below,
     reached,
+    up_to_below,
     where,
 )
 from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side, deferred, tested
@@ -89,6 +90,7 @@ LONG = 50_000
 STEADY = float(np.log(0.9))
 """A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
 LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, 0.1), between(0.5, 1)
+TO_INTERPOLATION = up_to_below(INTERPOLATES)
 SHARP, VOLUME, CODED = SHARPNESS.column, LOG_VOLUME.column, TOP_THREE.column
 _IN_TRAINING = (
     Quantity("training loss", "loss"),
@@ -151,13 +153,17 @@ def following(
     side: Side = "above",
     *,
     share: bool = False,
+    levels: bool = False,
 ) -> Evidence:
     """Return the mean r of the changes of sharpness and a column at each value of the setting, as in `follows`.
 
-    That of ranks has to agree.
+    That of ranks has to agree. `levels`: of their logarithms at the steps in place of the changes between them.
     """
     said = f"{'r^2' if share else 'Pearson r'} of the changes of sharpness and {name} between steps"
     numbers = {said: follows(column, share=share), "of ranks": follows(column, "spearman", share=share)}
+    if levels:
+        said = f"Pearson r of log sharpness and log {name} over the steps"
+        numbers = {said: along_with(column), "of ranks": along_with(column, "spearman")}
     return _at_each(setting, in_trajectory(STUDY, numbers, trajectories), said, "of ranks", side)
 
 
@@ -186,6 +192,13 @@ def follows(
         return r
     changes = len(both.reindex(columns=[SHARPNESS.name, column]).dropna()) - 1
     return (r**2 * (changes - 1) - 1) / (changes - 2) if changes > 2 else np.nan
+
+
+@deferred
+def along_with(trajectory: pd.DataFrame, column: str, coefficient: CoefficientName = "pearson") -> float:
+    """Return the correlation over the steps of the logarithms of a column and of sharpness."""
+    logs = trajectory[[SHARPNESS.column, column]].apply(np.log)
+    return float(logs[SHARPNESS.column].corr(logs[column], method=coefficient))
 
 
 def of_long(number: Number) -> Number:

@@ -35,6 +35,7 @@ from flatlens.papers.evidence import (
     in_trajectory,
     last,
     late,
+    log_rise,
     peak,
     reached,
     rise,
@@ -263,7 +264,12 @@ def in_all_figures(table: Table, rise: str) -> Evidence:
 _SHARP, _SOFTMAXED = _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column
 _DESCENTS = ("descent", "slower")
 _RISES = {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
+_PEAKS = {
+    "rise to the peak of sharpness": rise_to_peak(_SHARP),
+    "rise to the peak of the Jacobian norm": rise_to_peak(_SOFTMAXED),
+}
 _NUMBERS = {
+    **_PEAKS,
     "sharpness / (2/lr), largest": peak(_SHARP, "edge"),
     "sharpness / (2/lr), later half": late(_SHARP, "edge"),
     **_RISES,
@@ -300,7 +306,7 @@ def of_lowered_loss(results: Results) -> pd.DataFrame:
 
 
 fastest = of_smoothing(descents, False, fastest=True)
-by_width = with_width(in_trajectory("width", {**_RISES, "rise to the peak of sharpness": rise_to_peak(_SHARP)}))
+by_width = with_width(in_trajectory("width", {**_RISES, **_PEAKS, "log rise of sharpness": log_rise(_SHARP)}))
 linear = in_trajectory("linear", _RISES)
 
 
@@ -393,9 +399,7 @@ training = in_trajectory(
     networks=trained_in,
 )
 unsmoothed, smoothed = of_smoothing(training, False), of_smoothing(training, True)
-first_epoch = in_trajectory(
-    "first_epoch", {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
-)
+first_epoch = in_trajectory("first_epoch", {**_RISES, **_PEAKS})
 
 
 def _x10_plots(results: Results) -> list[Plot]:
@@ -427,7 +431,7 @@ NUMBERS = {
     **{f"rise of {column}": rise(column) for column in _INCREASING},
     **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
     **{f"last {column}": last(column) for column in _FEATURES},
-    **{f"largest {column}": peak(column) for column in _INCREASING},
+    **{f"largest {column}": peak(column) for column in (*_INCREASING, *_FEATURES)},
 }
 """Numbers of each network, from its measures followed in training."""
 

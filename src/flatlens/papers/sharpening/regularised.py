@@ -254,6 +254,7 @@ SIMILAR = 0.2
 every = regularised_networks(*REGULARISERS)
 FIG_5 = "kind in ['resnet18_bn', 'resnet18_cifar10_bn']"
 """The networks of Fig. 5: ResNet-18 with BatchNorm; on CIFAR-10 if there are several data sets."""
+FIT_SAM, FIT_OTHERS = "regulariser == 'sam'", "regulariser != 'sam'"
 
 
 def with_alike_norms(results: Results) -> pd.DataFrame:
@@ -273,9 +274,9 @@ def sharpness_along(name: str, table: Table, side: Side) -> Evidence:
     return _along_strengths(where(table, f"regulariser == '{name}'"), SHARP, "sharpness", side)
 
 
-def jacobian_along(name: str, norm: str) -> Evidence:
+def jacobian_along(table: Table, norm: str) -> Evidence:
     """Return Kendall's tau of strength and this Jacobian norm in each kind of network; all have to be below."""
-    return _along_strengths(regularised_networks(name), norm, "Jacobian norm", "below")
+    return _along_strengths(table, norm, "Jacobian norm", "below")
 
 
 def _along_strengths(table: Table, column: str, said: str, side: Side) -> Evidence:
@@ -287,10 +288,10 @@ def _along_strengths(table: Table, column: str, said: str, side: Side) -> Eviden
     )
 
 
-def at_the_weakest(name: str, norm: str) -> Evidence:
+def at_the_weakest(table: Table, norm: str) -> Evidence:
     """Return the log ratio of this Jacobian norm at the weakest strength to that at none, in each kind of network."""
     return of_each_case(
-        regularised_networks(name),
+        table,
         lambda kind: first_change(kind, "strength", norm, SAME_EXCEPT_STRENGTH),
         "log of the Jacobian norm at the weakest over that without",
         side="below",
@@ -403,6 +404,12 @@ def jacobian_networks(results: Results, *names: str) -> pd.DataFrame:
 
 
 SAME = (CASE, "seed")
+
+
+def trained_coefficients(networks: pd.DataFrame) -> pd.Series:
+    """Return whether the networks of each one's study and coefficient have a mean training accuracy of at least 0.9."""
+    accuracy = networks["accuracy"].astype(float)
+    return accuracy.groupby([networks["study"], networks["coefficient"]]).transform("mean") >= 0.9
 
 
 def largest_or_none(name: str) -> Table:

@@ -224,6 +224,10 @@ def taus_figure(comparison: Comparison) -> Figure:
 
 
 Z = 1.96
+_EDGE = (
+    "A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow on a "
+    "quadratic."
+)
 _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 
 
@@ -289,10 +293,7 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
     whole, panels = in_panels(panel, names, "nothing was measured", columns=2, width=360, color="shared")
     said = ["One line a run."] if len(histories) > 1 else []
     said += ["Bands are 95% intervals."] if _banded(data) else []
-    if known(data["edge"]):
-        edge = "A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow"
-        said.append(f"{edge} on a quadratic.")
-    caption = " ".join(said)
+    caption = " ".join([*said, _EDGE] if known(data["edge"]) else said)
     return Figure("tracked", "Through training", caption, data, whole, panels, "grid", colours=False)
 
 
