@@ -32,7 +32,7 @@ with the value of each on one small network (`python docs/conventions > docs/con
 
 *Ratio*: the row's value divided by flatlens's, and its formula where theory gives one. *for scale*: found in no
 source. n: samples, N: outputs, P: parameters, L: weight layers, m: inputs of a layer, d: its outputs.
-[measures.md](measures.md) defines the measures, [choosing.md](choosing.md#sources) has the papers behind the names,
+[measures.md](measures.md) defines the measures and [lists the papers](measures.md#sources) behind the names,
 and the [last section](#public-code-that-was-read) has the code."""
 
 NETWORKS = f"""\

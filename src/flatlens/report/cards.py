@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from flatlens.column import Column
 from flatlens.estimate import Estimate
 from flatlens.measures import HEADWISE, LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
-from flatlens.measures.definition import GRADIENTS_OF_SAMPLES, in_preset
+from flatlens.measures.definition import GRADIENTS_OF_SAMPLES, PAPERS, in_preset
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (
@@ -175,8 +176,9 @@ def runs(measure: Measure) -> str:
 PREFACE = """\
 # The measures
 
-[Which measure?](choosing.md) says which measure answers which question, and has the papers behind the sources;
-[terms](glossary.md). `flatlens list measures --markdown` writes this page from the code."""
+[Which measure?](choosing.md) says which measure answers which question; [terms](glossary.md). A tick in the table:
+the network-level value, without options, is unchanged by this [transform](glossary.md#bounds-and-transforms).
+`flatlens list measures --markdown` writes this page from the code."""
 
 LETTERS = """\
 ## Symbols
@@ -194,15 +196,21 @@ LETTERS = """\
 def page() -> str:
     """Return every measure by family, with its card and its docstring, in Markdown."""
     families = by_family()
-    index = [
-        f"| [`{one}`](#{one}) | {_escaped(one.card.meaning).replace('|', chr(92) + '|')} | {family} |"
-        for family, members in families.items()
-        for one in members
-    ]
-    blocks = [PREFACE, "\n".join(["| measure | meaning | family |", "|---|---|---|", *index]), LETTERS]
+    heads = ("measure", "meaning", *(words for _, _, words in MOVES))
+    index = [_row(heads), _row(("---",) * len(heads))]
+    for one in chain.from_iterable(families.values()):
+        ticks = ("✓" if move in one.card.invariant_under else "" for move, _, _ in MOVES)
+        index.append(_row([f"[`{one}`](#{one})", _escaped(one.card.meaning).replace("|", r"\|"), *ticks]))
+    blocks = [PREFACE, "\n".join(index), LETTERS]
     for family, members in families.items():
         blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *map(_entry, members)]
+    sources = [("name", "paper"), ("---", "---"), *PAPERS.items()]
+    blocks += ["## Sources", "[References](references.md) cites them.", "\n".join(map(_row, sources))]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _entry(measure: Measure) -> str:
