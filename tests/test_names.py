@@ -29,7 +29,6 @@ SHARED = {
     "Place": "a rank in a comparison, and a tensor of the graph",
     "Inputs": "the command line's arguments, and the samples that a search moves",
     "in_words": "seconds, and a column",
-    "moved": "features, and weights",
     "plain": "text without markup, in a terminal and on a page",
     "together": "processes, and experiments",
     "fitted": "networks of a study, and cases of a paper",

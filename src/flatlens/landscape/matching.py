@@ -20,7 +20,7 @@ from flatlens.problem import Problem
 from flatlens.problem.eval_context import copy_of
 from flatlens.progress import count_of
 from flatlens.transforms import OUTPUTS, Link, order_reader, order_source, permutation, read_wiring
-from flatlens.transforms.definition import proved
+from flatlens.transforms.definition import change_of_outputs
 
 _GAIN = 1e-12  #: a gain of the inner product below this share of its terms is rounding
 
@@ -72,7 +72,7 @@ def match(problem: Problem, target: nn.Module, model: nn.Module) -> Matching:
         starts.append((inner, sweep, moved, orders))
     _, _, best, orders = max(starts, key=lambda one: one[:2])
     if links:
-        proved("permutation", problem, best)
+        change_of_outputs("permutation", problem, best)
     shifted = sum(int((order != torch.arange(len(order))).sum()) for order in orders.values())
     left = {name: why for name, why in offer.left.items() if name and why != OUTPUTS}
     if not links:

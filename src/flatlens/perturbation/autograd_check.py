@@ -118,7 +118,7 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
     few, runner, draw = take(problem.probes[0], 0, _SIGHT), Runner(problem, model), torch.Generator()
     weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
     moves = []
-    for seed in range(max(1, min(4, _MOVED // sum(p.numel() for p in weights.values())))):
+    for seed in range(max(1, min(4, _MOVED // max(1, sum(p.numel() for p in weights.values()))))):
         draw.manual_seed(seed)
         moves.append({name: random_signs(p.shape, p, draw) * p for name, p in weights.items()})
 

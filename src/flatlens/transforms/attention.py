@@ -24,7 +24,7 @@ def _offered(kind: str, otherwise: str) -> Callable[[Wiring], Offer]:
     return where
 
 
-of_heads = partial(transform, source="symmetries2025", declared_as="headwise", traced=False)
+in_heads = partial(transform, source="symmetries2025", declared_as="headwise", traced=False)
 
 
 def _move_all(moving: Moving) -> None:
@@ -32,7 +32,7 @@ def _move_all(moving: Moving) -> None:
         move_symmetry(moving.model, one, moving.generator)
 
 
-@of_heads(id="R6", where=_offered("queries", NO_ATTENTION))
+@in_heads(id="R6", where=_offered("queries", NO_ATTENTION))
 def query_key_basis(moving: Moving) -> None:
     """Another basis for each head's queries and keys: A W_q, A^-T W_k, A random with singular values in [5, 25].
 
@@ -43,7 +43,7 @@ def query_key_basis(moving: Moving) -> None:
     _move_all(moving)
 
 
-@of_heads(id="R7", where=_offered("values", NO_ATTENTION))
+@in_heads(id="R7", where=_offered("values", NO_ATTENTION))
 def value_output_basis(moving: Moving) -> None:
     """Another basis for each head's values: A W_v, and W_o A^-1 in the columns that read it, A as above.
 

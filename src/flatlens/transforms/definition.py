@@ -132,7 +132,7 @@ class Transform:
             raise BadModel(what, argument=f"transform {self.name}", call="")
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         note = self.move(Moving(problem, model, offer.links, generator)) or ""
-        difference = proved(self.name, problem, model)
+        difference = change_of_outputs(self.name, problem, model)
         links = tuple(map(str, offer.links))
         return Moved(self.name, with_model(problem, model), difference, links, offer.left, note)
 
@@ -172,7 +172,7 @@ def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = N
     return problem.with_changes(model, parameters=(problem.parameters & known) | added, ranks=ALONE, **wider)
 
 
-def proved(name: str, problem: Problem, moved: nn.Module) -> float:
+def change_of_outputs(name: str, problem: Problem, moved: nn.Module) -> float:
     """Return max |f' - f| over the data; raise `FunctionChanged` if it is more than rounding."""
     original, difference, largest, eps = problem.measured(), 0.0, 0.0, 0.0
     with problem.measuring(original), problem.measuring(moved), torch.no_grad():
