@@ -124,7 +124,7 @@ def needed_arguments(function: Callable[..., object]) -> list[str]:
 
 
 def takes(function: Callable[..., object], count: int) -> bool:
-    """Return whether a function can be called with so many arguments by position.
+    """Return whether a function can be called with this number of arguments by position.
 
     >>> takes(lambda outputs, targets: None, 2), takes(lambda weight=None: None, 2)
     (True, False)

@@ -30,17 +30,6 @@ from flatlens.errors import BadInput
 
 _State = Mapping[str, Any]
 _Step: TypeAlias = "Callable[[_State, _State], FrozenStep]"
-_STEPS: dict[str, _Step] = {}
-
-
-def _of(*names: str) -> Callable[[_Step], _Step]:
-    """Enter the step of the optimisers with these names."""
-
-    def enter(step: _Step) -> _Step:
-        _STEPS.update(dict.fromkeys(names, step))
-        return step
-
-    return enter
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +131,6 @@ def _of_momentum(b: float, nesterov: bool = False, dampening: float = 0.0) -> st
     return "2(1+momentum)/(lr(1-dampening))" if dampening else "2(1+momentum)/lr"
 
 
-@_of("torch.SGD")
 def _sgd(group: _State, state: _State) -> FrozenStep:
     b, nesterov = float(group["momentum"]), bool(group["nesterov"])
     dampening = float(group["dampening"]) if b else 0.0  # torch never applies it without momentum
@@ -151,7 +139,6 @@ def _sgd(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, None, float(group["weight_decay"]), _of_momentum(b, nesterov, dampening))
 
 
-@_of("torch.ASGD")
 def _asgd(group: _State, state: _State) -> FrozenStep:
     rate = float(state.get("eta", group["lr"]))  # of the next step; the average of the weights moves nothing
     return FrozenStep([[1 - float(group["lambd"]) * rate]], [rate], None, float(group["weight_decay"]))
@@ -168,8 +155,6 @@ def _dividing(P: Callable[[_State, _State], Tensor]) -> _Step:
     return step
 
 
-@_of("torch.RMSprop")
-@_dividing
 def _rmsprop(group: _State, state: _State) -> Tensor:
     v = _wide(state, "square_avg")
     if group["centered"]:
@@ -177,14 +162,10 @@ def _rmsprop(group: _State, state: _State) -> Tensor:
     return v.clamp(min=0).sqrt() + float(group["eps"])
 
 
-@_of("torch.Adagrad")
-@_dividing
 def _adagrad(group: _State, state: _State) -> Tensor:
     return (_wide(state, "sum").sqrt() + float(group["eps"])) * (1 + float(state["step"]) * float(group["lr_decay"]))
 
 
-@_of("torch.Adadelta")
-@_dividing
 def _adadelta(group: _State, state: _State) -> Tensor:
     of_gradients, of_steps = (_wide(state, name) + float(group["eps"]) for name in ("square_avg", "acc_delta"))
     return (of_gradients / of_steps).sqrt()
@@ -229,7 +210,6 @@ def _radam(group: _State, state: _State, t: float) -> Tensor:
     return (v.sqrt() + float(group["eps"])) / (math.sqrt(1 - math.pow(beta2, t)) * rect)
 
 
-@_of("torch.NAdam")
 def _nadam(group: _State, state: _State) -> FrozenStep:
     """The gradient and its mean have coefficients of their own, which change with the step."""
     b, (keep, decay) = float(group["betas"][0]), _decays(group, _is_decoupled(group))
@@ -241,8 +221,6 @@ def _nadam(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, lambda: _root(group, state, t), decay)
 
 
-@_of("SGDScheduleFree", "AdamWScheduleFree", "RAdamScheduleFree")
-@_of("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam")
 def _schedule_free(group: _State, state: _State) -> FrozenStep:
     """The weights y between the average and z: y' = (1-c) y + c z - a (1 - b (1-c)) g, z' = z - a g."""
     adaptive, t = "betas" in group, max(float(group["k"] if "k" in group else group.get("step", 0)), 1.0)
@@ -262,7 +240,6 @@ def _schedule_free(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, lambda: _root(group, state, t))
 
 
-@_of("Adan")
 def _adan(group: _State, state: _State) -> FrozenStep:
     """Means of the gradient and of its change; the buffers are both, and the last gradient."""
     a, w, (b, beta2, _) = float(group["lr"]), float(group["weight_decay"]), map(float, group["betas"])
@@ -276,7 +253,6 @@ def _adan(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, lambda: _root(group, state, t, k=2))
 
 
-@_of("AdEMAMix")
 def _ademamix(group: _State, state: _State) -> FrozenStep:
     """A fast mean, corrected, and a slow one with the coefficient alpha."""
     a, (keep, decay), (b, _, slow) = float(group["lr"]), _decays(group, group["weight_decouple"]), group["betas"]
@@ -287,7 +263,6 @@ def _ademamix(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, lambda: _root(group, state, t), decay)
 
 
-@_of("SOAP")
 def _soap(group: _State, state: _State) -> FrozenStep:
     """Adam along the axes Q; its weight decay comes after the step."""
     b, beta2 = map(float, group["betas"])
@@ -302,7 +277,6 @@ def _soap(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, divisor, axes=lambda: [Q.to(torch.float64) if len(Q) else None for Q in state["Q"]])
 
 
-@_of("Shampoo")
 def _shampoo(group: _State, state: _State) -> FrozenStep:
     """The inverse roots of pytorch_optimizer's Shampoo, one for each dimension."""
     if group["momentum"]:
@@ -328,13 +302,25 @@ _OPTIONS = (
 )  # fmt: skip
 """Options of other packages that change the step, and are not known."""
 
-_STEPS |= {
+_STEPS: dict[str, _Step] = {
+    "torch.SGD": _sgd,
+    "torch.ASGD": _asgd,
+    "torch.RMSprop": _dividing(_rmsprop),
+    "torch.Adagrad": _dividing(_adagrad),
+    "torch.Adadelta": _dividing(_adadelta),
     "torch.Adam": _like_adam(_adam, _is_decoupled),
     "torch.AdamW": _like_adam(_adam, lambda group: True),
     "torch.Adamax": _like_adam(lambda group, state, t: _wide(state, "exp_inf"), _is_decoupled),
     "torch.RAdam": _like_adam(_radam, _is_decoupled),
+    "torch.NAdam": _nadam,
+    **dict.fromkeys(("SGDScheduleFree", "AdamWScheduleFree", "RAdamScheduleFree"), _schedule_free),
+    **dict.fromkeys(("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam"), _schedule_free),
     "AdaBelief": _like_adam(partial(_root, name="exp_avg_var"), itemgetter("weight_decouple")),
     "Yogi": _like_adam(_root, itemgetter("weight_decouple")),
+    "Adan": _adan,
+    "AdEMAMix": _ademamix,
+    "SOAP": _soap,
+    "Shampoo": _shampoo,
 }
 
 _NOT_LINEAR = {

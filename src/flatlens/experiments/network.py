@@ -292,7 +292,7 @@ def cost_of(studies: Iterable[Study], done: Collection[str] = ()) -> Cost:
         steps = [1 if _is_solved(one) else one.training.steps(samples) for one in networks]
         step = short if _is_solved(first) else _seconds_per_step(unmeasured, short, max(steps))
         measuring = len(networks) * _trial(first, WARM)[1]
-        # measurements during training: at each of the steps listed, or every so many, the first step included
+        # measurements during training: at each of the steps listed, or at every k-th, the first included
         moments = 0
         for one, number in zip(networks, steps, strict=True):
             if one.followed is not None:

@@ -378,7 +378,7 @@ class ChunkJacobians:
 
     @property
     def _at_inputs(self) -> tuple[RowProduct, ...]:
-        """What the input side of every place computes."""
+        """Return what the input side of every place computes."""
         return ("gram", "squares") if "squares" in self.needs else ("gram",)
 
     @cached_property

@@ -20,6 +20,7 @@ interval or variance for the network is taken at its word, for biases too.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
@@ -100,7 +101,7 @@ Law: TypeAlias = Callable[[LinearLayer, Generator], None]
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Drawn:
+class Drawn(ABC):
     """An architecture whose network is a sequence of modules, drawn by the law `init` with `seed`."""
 
     seed: int
@@ -110,8 +111,8 @@ class Drawn:
         """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         return built(self._design, self.init, torch.Generator().manual_seed(self.seed))
 
-    def _design(self) -> nn.Sequential:
-        raise NotImplementedError
+    @abstractmethod
+    def _design(self) -> nn.Sequential: ...
 
 
 def built(design: Callable[[], Network], init: Init, generator: Generator) -> Network:

@@ -190,10 +190,10 @@ class Graph:
                 for dependent, _ in operands:
                     own |= met & dependent
                     met |= dependent
-            elif (
-                kind := operation_of(name)
-            ) is not None and kind.name == "attention":  # linear in its third, the values
-                own = reduce(or_, (dependent for number, (dependent, _) in enumerate(operands) if number != 2), 0)
+            else:
+                kind = operation_of(name)
+                if kind is not None and kind.name == "attention":  # linear in its third, the values
+                    own = reduce(or_, (dependent for number, (dependent, _) in enumerate(operands) if number != 2), 0)
             reached[node], curved[node] = every | sources.get(node, 0), bent | own
         return curved[self.nodes[-1]]
 

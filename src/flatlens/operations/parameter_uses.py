@@ -289,9 +289,8 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
         return Product(node, _convolution(node), weight.shape), weight
     if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
         return None
-    if (
-        name not in ("AddmmBackward0", "MmBackward0") or node._saved_mat2 is None
-    ):  # not saved where no derivative passes through the weight's factor
+    # mat2 is not saved where no derivative passes through the weight's factor
+    if name not in ("AddmmBackward0", "MmBackward0") or node._saved_mat2 is None:
         return None
     source = node.next_functions[-1][0]
     transposed = source is None or not transposes(source)

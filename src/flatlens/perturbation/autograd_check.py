@@ -142,11 +142,11 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
     short, long, second, fourth = 2.0**-12, 2.0**-8, {-2: 1, 0: -2, 2: 1}, {-2: 1, -1: -4, 0: 6, 1: -4, 2: 1}
     # Second differences have the same rounding, and more of what is smooth: where they are small, so are fourth ones.
     # A comparison with NaN is false.
-    if not (rough(short, second) >= _ROUGH / 16 and rough(short, fourth) >= _ROUGH / 4):
+    if not (rough(short, second) >= _ROUGH / 16 and (near := rough(short, fourth)) >= _ROUGH / 4):
         return None
-    if not rough(short, fourth) >= _FALLS * rough(long, fourth):
+    if not near >= _FALLS * (far := rough(long, fourth)):
         return None
-    return torch.bfloat16 if rough(long, fourth) >= _ROUGH else torch.float16
+    return torch.bfloat16 if far >= _ROUGH else torch.float16
 
 
 def _floating_input(batch: Batch) -> Tensor | None:

@@ -165,7 +165,7 @@ def _zero(seen: dict[float, float]) -> float:
 
 _DOUBLINGS = 60
 _SETTLED = 20, 4
-"""After so many doublings the network is noise: if so many more change no draw, none will, as where it guesses."""
+"""After 20 doublings the network is noise: if 4 more change no draw, none will, as where it guesses."""
 HALVINGS = 8  #: bisections of the last factor of 2: 0.3% of sigma, less if the mean is interpolated
 _LEAST = 0.05  #: smallest lower end of the interval around the level, as a share of the level
 FURTHER = 3  #: doublings beyond the crossing while the mean stays below the interval's end

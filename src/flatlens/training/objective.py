@@ -19,6 +19,7 @@ coupled: both forms then contain the derivatives of each sample's outputs in the
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -131,7 +132,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class _JacobianPenalty:
+class _JacobianPenalty(ABC):
     coefficient: float
     form: PenaltyForm = "mean_square"
 
@@ -158,8 +159,8 @@ class _JacobianPenalty:
             return square / len(f)
         return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()  # at 0 the root has no slope
 
-    def _at(self, seen: Pass) -> Sequence[Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def _at(self, seen: Pass) -> Sequence[Tensor]: ...
 
 
 class InputJacobian(_JacobianPenalty):

@@ -12,6 +12,7 @@ the gradient at theta + eps. Here T covers all trainable parameters; the authors
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -82,7 +83,7 @@ def solution(phi: Tensor, y: Tensor, penalty: float, *, bias: bool = True) -> tu
     return W, level - W @ centre
 
 
-class _Stepping:
+class _Stepping(ABC):
     """An optimiser of torch by its settings."""
 
     lr: float
@@ -102,8 +103,8 @@ class _Stepping:
         options = {"lr": self.lr, "weight_decay": self.weight_decay, "foreach": True, **self._options()}
         return self._kind(parameters, **options)
 
-    def _options(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _options(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Constant:
         return 1.0
 
 
-class _Timed:
+class _Timed(ABC):
     """A schedule in epochs or steps."""
 
     unit: Unit
@@ -205,8 +206,8 @@ class _Timed:
         """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
         return self._at(epoch if self.unit == "epochs" else step)
 
-    def _at(self, now: int) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _at(self, now: int) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ in `add(alpha=...)` as in `addcmul`: the trial (`population.py`) shows whether i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +40,7 @@ def update_kind(settings: Stepping) -> tuple[Hashable, ...]:
     return (type(settings).__name__, *flags)
 
 
-class Update:
+class Update(ABC):
     """A kind of optimiser on rows."""
 
     always: tuple[str, ...] = ()
@@ -51,13 +52,13 @@ class Update:
         self.names = (*self.always, "momentum_buffer") if self.remembers else self.always
         """Names of the tensors that torch keeps for each parameter, in its shape."""
 
+    @abstractmethod
     def numbers(self, settings: Any, rate: float, step: int) -> dict[str, float]:
         """Return the coefficients of a lane's next step, from its learning rate and the number of steps taken."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         """Move `theta`, (L, size), in place; `grad` is used up."""
-        raise NotImplementedError
 
 
 class _SGD(Update):
