@@ -14,8 +14,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, final
 
@@ -30,15 +30,16 @@ class SideOutputFailed(UserWarning):
 
 
 @final
+@dataclass
 class Aside:
     """A side output, called as its function is. Its first error is a warning; later ones pass silently.
 
     What is no `Exception`, such as KeyboardInterrupt, is raised: it stops the work.
     """
 
-    def __init__(self, what: str, function: Callable[..., object]) -> None:
-        self.what, self.function = what, function
-        self._told = False
+    what: str
+    function: Callable[..., object]
+    _told: bool = field(default=False, init=False)
 
     def __call__(self, *given: object) -> bool:
         """Call the function; return whether it succeeded."""
@@ -142,23 +143,24 @@ def beside(progress: Progress | None) -> Progress | None:
 
 
 @final
+@dataclass
 class Watch:
-    """A `Progress` that passes reports on, and refuses work whose expected duration is above the limit, in seconds.
+    """A `Progress` that passes reports on, and refuses work whose expected duration is above the limit."""
 
-    `where`, the name of the call, and `less`, the ways to less work, are for the error.
-    """
-
-    def __init__(
-        self, progress: Progress | None, limit: float, where: str = "measure", less: str = LESS_OF_A_MEASURE
-    ) -> None:
-        self._progress, self.limit, self._where, self._less = progress, limit, where, less
-        self.within = ""  #: the bound that the measures belong to, which the error names in their place
-        self.begin("")
+    progress: Progress | None
+    limit: float  #: in seconds
+    where: str = "measure"  #: name of the call, for the error
+    less: str = LESS_OF_A_MEASURE  #: the ways to less work, for the error
+    within: str = ""  #: the bound that the measures belong to, which the error names in their place
+    _measure: str = field(default="", init=False)
+    _spent: float = field(default=0.0, init=False)  #: seconds in the measure's loops that have ended
+    _expected: int = field(default=0, init=False)  #: products of all loops of the measure, and of those that have ended
+    _before: int = field(default=0, init=False)
+    _loops: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)  #: where and when each began
 
     def begin(self, measure: str) -> None:
         """Begin the work of another measure."""
-        self._measure, self._spent, self._expected, self._before = measure, 0.0, 0, 0
-        self._loops: dict[str, tuple[int, float]] = {}
+        self._measure, self._spent, self._expected, self._before, self._loops = measure, 0.0, 0, 0, {}
 
     def expect(self, products: int) -> None:
         """Set the number of curvature products that the measure takes in all its loops together."""
@@ -170,8 +172,8 @@ class Watch:
         first, start = self._loops.setdefault(what, (done, now))
         if done < first:  # the same loop again, for another layer
             first, start = self._loops[what] = (done, now)
-        if self._progress is not None:
-            self._progress(what, done, total)
+        if self.progress is not None:
+            self.progress(what, done, total)
         if what in _FREE:
             return
         goal = max(total, self._expected - self._before) if what == PRODUCTS else total
@@ -189,9 +191,9 @@ class Watch:
         if seconds <= self.limit:
             return
         takes = f"{count:,} {what} would take about {in_words(seconds)}"
-        both, less = (takes, f", more than the {in_words(self.limit)} that are allowed"), f"{mend}{self._less}"
+        both, less = (takes, f", more than the {in_words(self.limit)} that are allowed"), f"{mend}{self.less}"
         remedy = (f"{less}, or allow it: ", Give("anyway", True))
-        raise TooLong(both, value=Code(self.within or self._measure), remedy=remedy, call=self._where)
+        raise TooLong(both, value=Code(self.within or self._measure), remedy=remedy, call=self.where)
 
 
 if TYPE_CHECKING:
@@ -219,21 +221,14 @@ def visible(text: str) -> str:
     return OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def switched_off() -> bool:
-    """Return whether the environment says that no progress is shown."""
-    return os.environ.get(SWITCH, "").lower() in ("0", "no", "off", "false")
-
-
 @contextmanager
 def progress_shown(progress: Shown, stage: str = "measuring") -> Iterator[Progress]:
     """Yield a progress that never stops the work: the one given, or for None a bar until the work ends."""
-    if progress is False or (progress in (None, True) and (switched_off() or os.environ.get("RANK", "0") != "0")):
-        yield no_progress
-    elif progress is None or progress is True:
-        with Bar(stage=stage) as bar:
+    if progress is None or progress is True:
+        with Bar(stage=stage) if os.environ.get("RANK", "0") == "0" else nullcontext(no_progress) as bar:
             yield Aside("the report of progress", bar)
     else:
-        yield beside(progress) or no_progress
+        yield beside(progress or None) or no_progress
 
 
 @final
@@ -255,7 +250,7 @@ class Bar:
         self._notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
         self._terminal = sys.stderr.isatty() and not self._notebook
         self._pause = (REWRITE if self._notebook else PAUSE) if pause is None else pause
-        self._off = switched_off()
+        self._off = os.environ.get(SWITCH, "").lower() in ("0", "no", "off", "false")
         self._tasks: dict[str, _Task] = {}
         self._bars: RichBars | None = None  # made when it is first shown: rich takes time to import
         self._idle: TaskID | None = None
@@ -295,7 +290,7 @@ class Bar:
             if self.announcement and done < total:
                 self._print(f"flatlens: {self.announcement}")
             self.announcement = ""
-            what = f"{self._prefix}{visible(what)}"
+            what = f"{self._prefix}{what}"
             task = self._tasks.get(what)
             if task is None or done < task.done:  # the same loop again, for another layer
                 task = self._tasks[what] = _Task(done, time.monotonic(), number=None if task is None else task.number)
@@ -303,13 +298,11 @@ class Bar:
             if not self._terminal and time.monotonic() - self._spoke >= self._pause:
                 left = (time.monotonic() - task.start) * (total - done) / max(1, done - task.first)
                 self._speak(f"{what}{task.count}{f', about {in_words(left)} left' if done > task.first else ''}")
-            if self._bars is not None:
-                self._show(what, task)
             if done >= total:
                 del self._tasks[what]
-                if self._bars is not None and task.number is not None:
-                    self._bars.remove_task(task.number)
-            self._show_stage()
+            if self._bars is not None:
+                self._show(what, task)
+                self._show_stage()
 
     def _tick(self) -> None:
         begin = time.monotonic() + self._delay
@@ -347,10 +340,12 @@ class Bar:
         self._bars.start()
 
     def _show(self, what: str, task: _Task) -> None:
-        if self._bars is not None and task.number is None:
-            task.number = self._bars.add_task(what, total=task.total, completed=task.done)
-        elif self._bars is not None and task.number is not None:
-            self._bars.update(task.number, completed=task.done, total=task.total)
+        assert self._bars is not None
+        if task.number is None:
+            task.number = self._bars.add_task(visible(what), total=task.total)
+        self._bars.update(task.number, completed=task.done, total=task.total)
+        if task.done >= task.total:
+            self._bars.remove_task(task.number)
 
     def _show_stage(self) -> None:
         """Show a bar without an end if there is no other bar."""
@@ -367,7 +362,7 @@ class Bar:
         now = time.monotonic()
         if self._terminal or self._off or now - self._spoke < self._pause:
             return
-        self._spoke, line = now, f"flatlens: {line}"
+        self._spoke, line = now, f"flatlens: {visible(line)}"
         if self._notebook:
             print(f"\r{line:{self._written}}", end="", file=sys.stderr, flush=True)
             self._written = max(self._written, len(line))

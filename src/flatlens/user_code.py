@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from itertools import product
@@ -78,7 +78,7 @@ def guarded(call: Callable[[], _T], what: str) -> _T:
 
 @final
 @dataclass(frozen=True)
-class users_code:  # noqa: N801 (a context; one made of a generator would let a StopIteration pass)
+class users_code(AbstractContextManager[object]):  # noqa: N801 (a generator's would let a StopIteration pass)
     """A context that raises `failed(line)` in place of an error of the user's code, `line` being that of `said`.
 
     Errors of flatlens pass, and so does an exit that the user's code did not ask for: that of a signal's handler. With
@@ -87,9 +87,6 @@ class users_code:  # noqa: N801 (a context; one made of a generator would let a 
 
     failed: Callable[[str], FlatlensError]
     hooks: bool = False
-
-    def __enter__(self) -> None:
-        return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception | SystemExit) or type(error).__module__.startswith("flatlens."):

@@ -9,7 +9,7 @@ import flatlens as fl
 from flatlens.errors import BadInput, BadOption, UnknownName
 from flatlens.grams import LayerGrams
 from flatlens.measures import largest, named
-from flatlens.measures.definition import FUNCTION, comes_along, on_lens, per_sample
+from flatlens.measures.definition import FUNCTION, on_lens, per_sample
 
 
 def test_the_catalogue_has_a_card_for_every_measure() -> None:
@@ -70,13 +70,6 @@ def test_a_wrong_option_is_refused_with_its_measure(name: str) -> None:
     measure, _, option = name.rstrip(")").partition("(")
     with pytest.raises(BadOption, match=f"^measure {measure}: option {option}: "):
         fl.measure(lens, name)
-
-
-def test_what_reads_no_more_comes_along() -> None:
-    """Every other measure of G comes with `mls`; none that reads a Gram matrix of parameters does."""
-    along = {one.card.name for one in comes_along([fl.measures.mls])}
-    assert {"nmls", "local_dimension", "log_volume"} <= along
-    assert not along & {"mls", "interpolation_sharpness", "relative_flatness"}
 
 
 @pytest.mark.parametrize(

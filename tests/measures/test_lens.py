@@ -19,15 +19,17 @@ import flatlens as fl
 from flatlens.errors import BadFolder, BadInput, StaleLens
 
 
-def test_one_pass_serves_all_measures_that_read_no_more() -> None:
+def test_a_call_has_one_pass_and_nothing_is_computed_twice() -> None:
     one = lens()
-    fl.measure(one, ["mls"])
-    fl.measure(one, ["nmls", "log_volume", "local_dimension"])  # all are about G
+    fl.measure(one, ["mls", "nmls", "relative_flatness_ggn"])
+    assert one.passes == 1
+    assert {key for key, _ in one.per_sample([])} == {"mls", "nmls", "relative_flatness_ggn"}
+    fl.measure(one, ["nmls"])
     assert one.passes == 1
     fl.measure(one, "pass")
     assert one.passes == 2
     fl.measure(one, ["kappa_trace"])
-    report = fl.measure(one, ["local_volume(top_k=1)"])  # not planned for
+    report = fl.measure(one, ["local_volume(top_k=1)"])  # in no preset
     assert one.passes == 3
     assert report.about["passes"] == 3
     assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one, "pass")["mls"].value)

@@ -25,7 +25,8 @@ from flatlens.grams.weight_jacobians import DenseJacobian, SharedJacobian
 from flatlens.measures import Lens, PassMeasure, named
 from flatlens.measures.definition import Run, per_sample
 from flatlens.measures.pipeline import measure_with
-from flatlens.measures.sensitivity import positive
+from flatlens.measures.sensitivity import jacobian_frobenius, log_volume, mls, normalized_mls, positive
+from flatlens.measures.traces import interpolation_sharpness
 from flatlens.settings_json import require_setting
 
 DECLARABLE = (
@@ -190,7 +191,10 @@ def _identity(g: LayerGrams) -> Tensor:
     return torch.eye(g.C.shape[1], dtype=g.C.dtype, device=g.C.device).expand_as(g.C)
 
 
-MADE_TOGETHER = (input_norm2, weight_slope2, weight_spectral2, output_slope2, rank, log_positive_volume)
+MADE_TOGETHER = (
+    input_norm2, weight_slope2, weight_spectral2, output_slope2, rank, log_positive_volume,
+    mls, log_volume, normalized_mls, jacobian_frobenius, interpolation_sharpness,
+)  # fmt: skip
 """Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""
 
 

@@ -221,10 +221,10 @@ class _Planner:
         # Whether the outputs also come from other layers than the last, with no layer after them.
         key, graph, several_ends = structure.first, tape.graph, False
         if own := {tape.operations[name].node for name in [*weights.values()][-1].products} if weights else set():
-            ends = {node for node in graph.nodes if node in own or graph.is_layer(node)}
+            ends = {tape.operations[name].node for weight in weights.values() for name in weight.products}
             onward = {node: [] if node in ends else sources_of(node) for node in graph.nodes}
-            reached = walk(graph.nodes[-1:], onward.__getitem__)
-            several_ends = len({node in own for node in reached if node in ends}) == 2
+            reached = ends.intersection(walk(graph.nodes[-1:], onward.__getitem__))
+            several_ends = not own.isdisjoint(reached) and not own.issuperset(reached)
         return Plan(
             structure=replace(structure, derived={name: structure.derived[name] for name in derived}),
             weights=weights,

@@ -48,10 +48,7 @@ Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
 GRADIENTS_OF_SAMPLES: frozenset[Need] = frozenset({"diagonal", "columns", "adaptive"})
 """What takes every sample's own gradient in a shared weight."""
 
-FREE: frozenset[Need] = frozenset({"C"})
-"""What costs a pass nothing."""
-
-_INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
+INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
 """What a pass has without the loss, and without anything of parameters."""
 
 MEASURE_MODULES = (
@@ -443,28 +440,6 @@ def as_studied(one: Measure) -> Measure:
     """
     own = "rtol", THOROUGH_RTOL.get(one.card.name)
     return replace(one, options=tuple(option for option in one.options if option != own))
-
-
-def of_inputs_alone(measures: Iterable[PassMeasure]) -> bool:
-    """Return whether the measures read neither the loss nor anything of parameters."""
-    return all(measure.place == "input" and measure.needs <= _INPUT_SIDE for measure in measures)
-
-
-def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:
-    """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
-    asked = list(asked)
-    keys, read = {measure.key for measure in asked}, frozenset[Need]().union(*(measure.needs for measure in asked))
-    alone = of_inputs_alone(asked)
-    read |= frozenset() if alone else free
-    traces: dict[Need, Need] = {"K": "CK", "R": "CR"}  # of Gram matrices that are there
-    read |= {traces[need] for need in read & traces.keys() if "C" in read}
-    known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
-    known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
-    return [
-        measure
-        for measure in dict.fromkeys(known)
-        if measure.needs <= read and measure.key not in keys and not (alone and measure.place != "input")
-    ]
 
 
 def require_tolerance(rtol: object) -> None:

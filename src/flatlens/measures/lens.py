@@ -53,7 +53,7 @@ from flatlens.grams import (
 )
 from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import run_recorded
-from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along, of_inputs_alone
+from flatlens.measures.definition import INPUT_SIDE, PassMeasure, Run
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
 from flatlens.perturbation.nudges import loss_scaled
 from flatlens.perturbation.weights import Landscape
@@ -146,7 +146,8 @@ class Gatherer:
         totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
         failed: dict[Key, str] = {}
         needs = frozenset().union(*(measure.needs for measure in measures))
-        alone = of_inputs_alone(measures)
+        # whether neither the loss nor anything of parameters is read
+        alone = needs <= INPUT_SIDE and all(measure.place == "input" for measure in measures)
         walk = one_pass(
             problem, self.model, self.plan, self.scale, self.progress, needs, sketch, ranks, inputs_alone=alone
         )
@@ -532,10 +533,6 @@ class Lens:
         missing = [measure for measure in measures if measure.key not in self._passed]
         if missing:
             self.require_fresh()
-            if self.probes is None:
-                failing = self._failures or self.problem.loss.no_curvature
-                free = frozenset() if failing else FREE  # what fails is asked for by those alone that need it
-                missing += [measure for measure in comes_along(missing, free) if measure.key not in self._passed]
             needs = frozenset[str]().union(*(measure.needs for measure in missing))
             self._once(needs, partial(self.planned, partial(self._gather, missing, progress, generator)))
         lost = [] if partly else [why for measure in measures for why in self.failed_at(measure).values()]
