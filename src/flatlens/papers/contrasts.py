@@ -96,9 +96,9 @@ def _each_pair(
     return parts
 
 
-def all_of(each: Mapping[str, Evidence], name: str) -> Evidence:
+def all_of(each: Mapping[str, Evidence], name: str, side: Side = "above") -> Evidence:
     """Return one statistic for a claim that each of these holds (see `in_cases`)."""
-    return lambda results: in_cases({said: one(results) for said, one in each.items()}, "all", name)
+    return lambda results: in_cases({said: one(results) for said, one in each.items()}, "all", name, side)
 
 
 def readings(each: Mapping[str, Evidence], name: str) -> Evidence:

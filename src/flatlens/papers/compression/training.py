@@ -196,9 +196,9 @@ def follows(
 
 @deferred
 def along_with(trajectory: pd.DataFrame, column: str, coefficient: CoefficientName = "pearson") -> float:
-    """Return the correlation over the steps of the logarithms of a column and of sharpness."""
-    logs = trajectory[[SHARPNESS.column, column]].apply(np.log)
-    return float(logs[SHARPNESS.column].corr(logs[column], method=coefficient))
+    """Return the correlation over the steps of the logarithms of a column (`VOLUME` is one) and of sharpness."""
+    other = trajectory[column] if column == VOLUME else np.log(trajectory[column])
+    return float(np.log(trajectory[SHARPNESS.column]).corr(other, method=coefficient))
 
 
 def of_long(number: Number) -> Number:
