@@ -187,6 +187,7 @@ class Inputs:
             raise BadInput("--prefix: needs --weights FILE, whose names it changes")
         kind = how.parameters in ("trainable", "all")
         parameters = how.parameters if kind else all_names([how.parameters], "--parameters")
+        # the user's code may print: stdout is for results
         with stdout_to_stderr():
             named, source, loss = self._parts(model, beside)
             if how.device is not None:
@@ -215,6 +216,7 @@ class Inputs:
                 found = on_few(lambda data, test: make(data, test=test), opened(source.data, "data"), test)
             else:
                 found = make(source.data, test=source.test)
+        # what the reader may not expect of the weights and the data, once for each
         if named.remark:
             note(named.remark)
         remarks = [] if source.data is found.data else found.data.remarks  # else the problem beside has told them

@@ -124,6 +124,7 @@ def list_names(
 
         print(page(), end="")
         return
+    # each kind imports its own package alone: a list is there at once
     rows: list[dict[str, Any]]
     if kind == "measures":
         from flatlens.measures import MEASURES
@@ -145,6 +146,7 @@ def list_names(
 
         rows = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
         rows += [{"name": e.id, "meaning": e.title, "source": e.reproduces} for e in EXPERIMENTS.values()]
+    # measures are a page by task; the others a table of names
     if as_json:
         show_json({kind: rows})
     elif kind == "measures":

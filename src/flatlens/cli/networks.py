@@ -444,7 +444,8 @@ def compare(
 
         problems = compared.problems(models, groups)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
-        require_alike(lenses)  # before the trial
+        # networks that cannot be compared are refused before the trial, which tells what the work takes
+        require_alike(lenses)
         generator = generator_of(seed)
         names = all_names(measures, "--measures") or None
         compared.how.announced(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), len(lenses))
@@ -459,6 +460,7 @@ def compare(
         else:
             found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
             terminal.page_beside(page, bar, partial(write_compare_page, found))
+    # JSON has the answer first, as the screen has, then every number
     if not as_json:
         show(group_screen(grouped) if groups else compare_screen(found))
     elif groups:

@@ -530,6 +530,7 @@ def _expected_reproduce(studies: Sequence[Study], scale: Scale, workers: int, kn
 def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
     from flatlens.papers.reproduction import answer_of_claims
 
+    # JSON has every claim with its numbers
     if as_json:
         experiments = [
             {
@@ -545,6 +546,7 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
     from flatlens.papers.summary import rows_of
     from flatlens.report.screen import Fitted
 
+    # the screen: the answer, then a table of claims for each experiment, and below it what differs from the paper
     show(*answer_of_claims(found))
     for one, rows in zip(found, rows_of(found), strict=True):
         second = ["decided"] * bool(one.again or one.halves) + ["re-run"] * bool(one.again)

@@ -99,6 +99,7 @@ def lanczos(
             apply, start, Wanted(top_k, bottom_k, rtol), most=most, room=room, keep=keep, random=random,
             generator=generator, progress=progress,
         )  # fmt: skip
+    # a start that is 0, or not finite, is drawn: then chance alone decides what a search can miss
     wanted = StoppingRule(top_k, bottom_k, rtol)
     own = usable(start)
     krylov, share = Krylov(apply, start if own else drawn(start, generator), room), random if own else 1.0
@@ -124,6 +125,7 @@ def lanczos(
             half = len(theta) // 2
             krylov.compress(ends_of(len(theta), min(top_k + 3, half), min(bottom_k + 1, half)))
             block = 0
+    # the search ends before its largest number of products: its progress is told to be whole
     if progress is not None:
         progress(SEARCH, krylov.products, krylov.products)
     theta, S, residuals = krylov.ritz()

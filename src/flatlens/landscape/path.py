@@ -302,11 +302,13 @@ def path(
             ends = replace(ends, second=matching.model)
             if matching.layers:
                 found[MATCHED] = scan(ends, Curve((ends.a, ends.b)), MATCHED)
+        # a curve begins at the straight line, and is trained between the ends as they are now
         if bends:
             options = {"bends": bends, "steps": steps, "lr": lr, "batch_size": batch_size}
             curve = trained(elsewhere, ends.a, ends.b, **options, generator=draws, progress=line)  # type: ignore[arg-type]
             found[CURVE] = scan(ends, curve, CURVE)
             notes.append(f"the curve has {bends} bend{'s' * (bends > 1)}, trained for {steps:,} steps")
+    # what the reader has to know of the ends and of upper ends that are not proved
     why = dict.fromkeys(way.unproved for way in found.values() if way.unproved and way.name != CURVE)
     notes += [f"the upper end along the line is not proved: {reason}" for reason in why]
     losses = float(found[LINE].loss[0]), float(found[LINE].loss[-1])

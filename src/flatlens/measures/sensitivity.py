@@ -264,6 +264,7 @@ def _of_representations(lens: Lens, run: Run, calls: list[str], top_k: int | Non
     ranks = lens.problem.ranks
     walk = representations(lens.problem, lens.model, lens.plan, calls, rtol, run.generator, run.progress)
     least = 100 * max(lens.problem.precision, torch.finfo(torch.float64).eps)
+    # three numbers of each sample and call, chunk by chunk: the norm alone where it was searched
     with agreed(ranks), closing(walk) as chunks:
         for number, found in chunks:
             coupled |= set(calls) - set(found)
@@ -278,6 +279,7 @@ def _of_representations(lens: Lens, run: Run, calls: list[str], top_k: int | Non
                     logs = dimensions = torch.full_like(top, math.nan)
                 kept.add(number, {key: torch.stack([top, logs, dimensions], 1)})
     rows, every = kept.joined(ranks), ranks.together((residuals, coupled))
+    # their means, undefined where a process saw that samples depend on each other
     parts: dict[tuple[str, str | None], Estimate] = {}
     for key in calls:
         if any(key in dependent for _, dependent in every):
@@ -298,6 +300,7 @@ def _of_representations(lens: Lens, run: Run, calls: list[str], top_k: int | Non
             parts[name, key] = Estimate(
                 of_all.value, kind=of_all.kind, note=of_all.note, samples=of_all.samples, unit=unit
             )
+    # the network's answer is the last call's
     last = calls[-1]
     return parts | {(name, None): estimate for (name, at), estimate in parts.items() if at == last}
 

@@ -106,6 +106,7 @@ def _key(comparison: Comparison) -> Text:
     def say(head: str, body: str) -> None:
         text.append(f"\n{head}: ", style="bold").append(body, style="not bold")
 
+    # whether the measures agree, and which networks or measures do not count for that
     rankings, remarks, left_out = _conclusions(agreement)
     if rankings:
         say("Agreement", "; ".join(rankings) + ".")
@@ -128,6 +129,7 @@ def _key(comparison: Comparison) -> Text:
         told += [f"{name} on {', '.join(models)}" for name, models in at.items() if name not in everywhere]
         say("Undefined", f"{'; '.join(told)}: {why}")
 
+    # the marks, where the tables have them
     if not agreement.has_ranks:
         say("*", "not invariant under rescaling of the weights. ≥, ≤: a bound.")
         return text

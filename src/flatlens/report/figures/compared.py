@@ -64,6 +64,7 @@ def values_figure(comparison: Comparison) -> Figure:
     names = list(dict.fromkeys(data["measure"]))
     models = comparison.models
 
+    # networks in the order of the comparison in every panel, so that a row is one network throughout
     def panel(name: str) -> Drawing:
         rows = data[data["measure"] == name]
         towards, low, high = _TOWARDS[rows["small_means"].iloc[0]], float(rows["low"].min()), float(rows["high"].max())
@@ -89,6 +90,7 @@ def values_figure(comparison: Comparison) -> Figure:
 
     panels: tuple[Drawing, ...] = tuple(map(panel, names))
     panels = panels or (empty("no value is defined"),)
+    # the caption explains those marks alone that are there
     kinds = set(data["kind"])
     caption = "A dot is a network's value."
     caption += " Its bar is the 95% interval." if (data["high"] > data["low"]).any() else ""
@@ -128,6 +130,7 @@ def groups_figure(found: GroupComparison) -> Figure:
     several = len(found.groups) > 2
     sections = [(name, data[data["section"] == name]) for name in (FLAT, COMPRESSED, FIT, OTHERS)]
     sections = [(name, rows) for name, rows in sections if len(rows)]
+    # one logarithmic axis for all sections, with 1, where a group equals the first one
     ends = pd.concat([data[name] for name in ("low", "value", "high")] + [pd.Series([1.0])])
     ends = ends[np.isfinite(ends) & (ends > 0)]
     domain = [float(ends.min()) / 1.05, float(ends.max()) * 1.05]

@@ -81,6 +81,7 @@ def gap_panels(result: StudyResult) -> Figure:
         title = alt.TitleParams(text=names["x"], subtitle=words)
         return alt.layer(fit, marks).properties(width=width, height=210, title=title)
 
+    # one legend for all panels
     there = gap is not None and len(data) > 0
     nothing = "no measure and gap to compare"
     whole, panels = in_panels(panel, measures if there else [], nothing, fill="shared", shape="shared")
