@@ -302,7 +302,7 @@ def path(
             ends = replace(ends, second=matching.model)
             if matching.layers:
                 found[MATCHED] = scan(ends, Curve((ends.a, ends.b)), MATCHED)
-        # a curve begins at the straight line, and is trained between the ends as they are now
+        # the curve is trained between the ends as they are now, b in its new order
         if bends:
             options = {"bends": bends, "steps": steps, "lr": lr, "batch_size": batch_size}
             curve = trained(elsewhere, ends.a, ends.b, **options, generator=draws, progress=line)  # type: ignore[arg-type]
