@@ -1,4 +1,8 @@
-"""Every entry's nodes are those that torch makes, and each does to its inputs what the table says of it."""
+"""Every entry's nodes, modules, functions and methods are torch's, and do to their inputs what the table says.
+
+Activations, entries that are applied to `"each"` number, are tested from their entry alone: `SETTINGS` has the
+arguments of classes that need some.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from networks import SquaredReLU
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
-from flatlens.operations.table import OPERATIONS, operation_of, role_of
+from flatlens.operations.table import OPERATIONS, Operation, hooked, operation_of, role_of
 
 ROWS = torch.tensor([2, 0, 2])
 PLACES = (torch.tensor([1, 0, 2]), torch.tensor([3, 1, 0]))
@@ -145,14 +151,9 @@ LINEAR: dict[str, tuple[Any, ...]] = {
     "AdaptiveAvgPool3DBackward0": (lambda x: F.adaptive_avg_pool3d(x, 2), SPACE),
 }
 PIECEWISE: dict[str, tuple[Any, ...]] = {
-    "ReluBackward0": (F.relu, M),
-    "LeakyReluBackward0": (F.leaky_relu, M),
-    "RreluWithNoiseBackward0": (F.rrelu, M),
     "HardtanhBackward0": (lambda x: F.hardtanh(x, -0.3, 0.4), M),
     "ThresholdBackward0": (lambda x: F.threshold(x, 0.1, 2.0), M),
     "HardsigmoidBackward0": (lambda x: F.hardsigmoid(4 * x), M),
-    "HardshrinkBackward0": (F.hardshrink, M),
-    "SoftshrinkBackward0": (F.softshrink, M),
     "MultilabelMarginLossBackward0": (lambda x: F.multilabel_margin_loss(x, torch.tensor([[3, 0, -1, 1]] * 3)), M),
     "AbsBackward0": (torch.abs, M),
     "ClampBackward1": (lambda x: x.clamp(-0.3, 0.4), M),
@@ -234,23 +235,15 @@ BILINEAR: dict[str, tuple[Any, ...]] = {
 }
 CURVED: dict[str, tuple[Any, ...]] = {
     "ExpBackward0": (torch.exp, M),
-    "TanhBackward0": (torch.tanh, M),
-    "SigmoidBackward0": (torch.sigmoid, M),
     "PowBackward0": (torch.square, M),
     "SoftmaxBackward0": (lambda x: x.softmax(1), M),
     "NativeLayerNormBackward0": (lambda x: F.layer_norm(x, (4,)), M),
     "GluBackward0": (F.glu, M),
     "NativeGroupNormBackward0": (lambda x: F.group_norm(x, 1), M),
     "HardswishBackward0": (lambda x: F.hardswish(2 * x), M),
-    "GeluBackward0": (F.gelu, M),
-    "SiluBackward0": (F.silu, M),
-    "EluBackward0": (F.elu, M),
-    "CeluBackward0": (F.celu, M),
-    "MishBackward0": (F.mish, M),
     "ProdBackward0": (torch.prod, M),
     "LinalgVectorNormBackward0": (torch.linalg.vector_norm, M),
     "ReciprocalBackward0": (torch.reciprocal, M),
-    "SoftplusBackward0": (F.softplus, M),
     "torch::autograd::CopySlices": (lambda x: (y := x + 0, y[:, 0].exp_())[0], M),
     "MseLossBackward0": (F.mse_loss, M, N),
     "HuberLossBackward0": (F.huber_loss, M, N),
@@ -261,7 +254,6 @@ CURVED: dict[str, tuple[Any, ...]] = {
     "CumprodBackward0": (lambda x: x.cumprod(1), M),
     "VarBackward0": (torch.var, M),
     "NativeBatchNormBackward0": (lambda x: F.batch_norm(x, None, None, training=True), M),
-    "LogSigmoidBackward0": (F.logsigmoid, M),
     **{
         f"{name}Backward0": (lambda x, f=f: f(x.square() + 0.1), M)
         for name, f in {"Log": torch.log, "Log2": torch.log2, "Log10": torch.log10, "Rsqrt": torch.rsqrt}.items()
@@ -304,7 +296,40 @@ QUOTIENTS: dict[str, tuple[Any, ...]] = {
     "DivBackward0": (torch.div, M, N),
     "DivBackward1": (lambda x: torch.ops.aten.div.Scalar(x, 2), M),
 }
-ROLES = {"linear": LINEAR, "piecewise linear": PIECEWISE, "bilinear": BILINEAR, "quotient": QUOTIENTS, None: CURVED}
+SETTINGS: dict[type[nn.Module], tuple[Any, ...]] = {
+    nn.Threshold: (0.1, 2.0), nn.Unflatten: (1, (2, 3)), nn.PixelShuffle: (2,), nn.PixelUnshuffle: (2,),
+    nn.ChannelShuffle: (2,), nn.Linear: (6, 3), nn.BatchNorm1d: (6,), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (4,),
+    **{getattr(nn, f"{name}{d}d"): (4, 2, 2) for name in ("Conv", "ConvTranspose") for d in (1, 2, 3)},
+    **{getattr(nn, f"{name}{d}d"): (2,) for name in ("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool")
+       for d in (1, 2, 3)},
+}  # fmt: skip
+
+
+def modules(one: Operation) -> list[type[nn.Module]]:
+    return [getattr(nn, name) for name in one.called.split() if hasattr(nn, name)]
+
+
+def made(module: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    net = module(*SETTINGS.get(module, ())).double().eval()
+    if hasattr(net, "running_var"):
+        net.running_mean.normal_()
+        net.running_var.uniform_(0.5, 2.0)
+    return net
+
+
+ROLES: dict[str | None, dict[str, tuple[Any, ...]]] = {
+    "linear": LINEAR,
+    "piecewise linear": PIECEWISE,
+    "bilinear": BILINEAR,
+    "quotient": QUOTIENTS,
+    None: CURVED,
+}
+# activations, those above apart: what their entry's module does
+for one in OPERATIONS:
+    for module in modules(one) if one.effect == "each" and one.nodes else ():
+        ROLES[one.role].setdefault(f"{one.nodes[:-1]}Backward{one.nodes[-1]}", (made(module), M))
+
 ELSEWHERE = {  # made on other devices alone
     "CtcLossBackward1",
     *(f"{name}Backward0" for name in ("Linear", "CudnnBatchNorm", "MiopenBatchNorm", "FusedRmsNorm")),
@@ -362,9 +387,11 @@ def test_every_node_of_the_table_was_made() -> None:
 
 
 def test_kinks_are_what_bends_sharply() -> None:
-    """Whatever is piecewise linear and not linear; among curved operations those whose pieces meet."""
+    """Whatever is piecewise linear and not linear; among other operations those whose pieces meet."""
+    activations = {node for one, module in ENTRIES if one.effect == "each" for node in one.nodes.split()}
     sharp = {name for cases in ROLES.values() for name in cases if has_kink(name)}
-    curved = {"Hardswish", "Elu", "Celu", "HuberLoss", "SmoothL1Loss", "MultiMarginLoss"}
+    sharp -= {f"{node[:-1]}Backward{node[-1]}" for node in activations} - PIECEWISE.keys()
+    curved = {"HuberLoss", "SmoothL1Loss", "MultiMarginLoss"}
     others = {"WhereBackward0", "PreluKernelBackward0", "torch::autograd::CopySlices"}
     assert sharp == {*PIECEWISE, *others, *(f"{name}Backward0" for name in curved)}
 
@@ -390,3 +417,124 @@ def test_a_function_of_ones_own_has_no_role() -> None:
     node = Relu.apply(torch.ones(3, requires_grad=True)).grad_fn
     assert node.name() == "ReluBackward"
     assert role_of(node) is None
+
+
+ENTRIES = [(one, module) for one in OPERATIONS for module in modules(one) if module is not nn.PReLU]
+
+
+def fed(module: type[nn.Module]) -> Tensor:
+    """Six features of three samples, or four channels in as many dimensions as the module's name ends in."""
+    last = module.__name__[-2:]
+    space = int(last[0]) if last in ("1d", "2d", "3d") and module is not nn.BatchNorm1d else 0
+    space = 2 if "Shuffle" in module.__name__ or "Unshuffle" in module.__name__ else space
+    shape = (3, 4, *(4,) * space) if space else (3, 6)
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("one", "module"), ENTRIES, ids=lambda value: getattr(value, "__name__", ""))
+def test_modules_do_what_their_entry_says(one: Operation, module: type[nn.Module]) -> None:
+    act, x = made(module), fed(module)
+    assert operation_of(act) is not None
+    with torch.no_grad():
+        y, u = act(x), torch.randn_like(x)
+        step = 1e-4 if one.kinks else 1.0
+        bend = float((act(x + step * u) - 2 * y + act(x - step * u)).abs().max())
+        assert (bend < 1e-12) == (one.role is not None)
+        assert one.affine == (one.role is not None and not one.kinks)
+        assert torch.allclose(act(30 * x), 30 * y) == one.homogeneous
+        if one.moves:
+            assert torch.equal(y.flatten().sort().values, x.flatten().sort().values)
+        if one.effect == "identity":
+            assert torch.equal(y, x)
+        if one.effect in ("identity", "each"):
+            other = x.clone()
+            other[:, 0] += 1
+            assert torch.equal(act(other)[:, 1:], y[:, 1:])
+        if one.effect == "each":
+            assert not torch.equal(y, x)
+        if one.effect == "window":
+            assert y.ndim == x.ndim
+            other = x.clone()
+            other[:, 0] += 1  # windows lie within a channel
+            assert torch.equal(act(other)[:, 1:], y[:, 1:])
+            assert bool((act(other)[:, 0] != y[:, 0]).any())
+
+
+@pytest.mark.parametrize(("one", "module"), [entry for entry in ENTRIES if entry[0].effect == "each"],
+                         ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_kinks_are_jumps_of_the_first_three_derivatives(one: Operation, module: type[nn.Module]) -> None:
+    """Fourth differences over h^3: with half of the step half as large without a jump, else no smaller."""
+    act = made(module)
+    sizes = []
+    for step in (0.02, 0.01):
+        with torch.no_grad():
+            y = act(torch.arange(-8.003, 8.003, step, dtype=torch.float64))
+        sizes.append(float(y.diff(n=4).abs().max()) / step**3)
+    assert (sizes[1] > 0.75 * sizes[0]) == one.kinks
+
+
+CALLS = [(one, call) for one in OPERATIONS if one.effect == "each" for call in one.called.split()[1:] if modules(one)]
+
+
+@pytest.mark.parametrize(("one", "call"), CALLS, ids=lambda value: value if isinstance(value, str) else "")
+def test_functions_and_methods_are_their_modules(one: Operation, call: str) -> None:
+    (module,) = modules(one)
+    x, settings = fed(module), SETTINGS.get(module, ())
+    expected = made(module)(x)
+    functions = [getattr(home, call) for home in (torch, nn.functional) if hasattr(home, call)]
+    assert functions or hasattr(x, call)
+    for function in functions:
+        assert operation_of(function) is one
+        assert torch.equal(function(x.clone(), *settings), expected)
+    if hasattr(x, call):
+        assert operation_of(call) is one
+        assert torch.equal(getattr(x.clone(), call)(*settings), expected)
+
+
+def test_no_name_stands_for_two() -> None:
+    names = [name for one in OPERATIONS for name in one.called.split()]
+    assert len(set(names)) == len(names)
+
+
+class Renamed(nn.ReLU):
+    pass
+
+
+def patched() -> nn.Module:
+    act = nn.ReLU()
+    act.forward = lambda x: x.relu().square()  # type: ignore[method-assign]
+    return act
+
+
+def followed() -> nn.Module:
+    act = nn.ReLU()
+    act.register_forward_hook(lambda module, inputs, z: z.square())
+    return act
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (SquaredReLU(), None), (patched(), None), (followed(), None), (nn.Softmax(1), None),
+        (nn.InstanceNorm1d(3), None), (nn.Sequential(), None), (Renamed(), "relu"),
+        (weight_norm(nn.Linear(2, 2)), "linear"),
+    ],
+    ids=["squared", "patched", "followed", "softmax", "instance norm", "sequential", "renamed", "weight_norm"],
+)  # fmt: skip
+def test_a_module_is_what_its_forward_is(module: nn.Module, name: str | None) -> None:
+    found = operation_of(module)
+    assert (found.name if found else None) == name
+    assert found is None or (found.activation_of(module) is not None) == (name == "relu")
+
+
+def test_hooks_can_be_overlooked() -> None:
+    act = followed()
+    assert hooked(act)
+    found = operation_of(act, hooks=True)
+    assert found is not None
+    assert found.name == "relu"
+
+
+def test_an_operation_that_is_not_listed_is_unknown() -> None:
+    assert operation_of(torch.softmax) is operation_of("softmax") is None
+    assert operation_of(torch.nn.functional.layer_norm) is None

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
-from flatlens.operations.table import operation_of
+from flatlens.operations.table import OPERATIONS, operation_of
 from flatlens.perturbation.inputs import Refused
 from flatlens.perturbation.variation import certified_variation, found_variation, read_chain
 
 ACTIVATIONS = (
-    nn.ReLU(), nn.LeakyReLU(0.2), nn.ReLU6(), nn.Hardtanh(-0.7, 0.4), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.ELU(),
-    nn.ELU(0.3), nn.GELU(), nn.SiLU(), nn.Hardswish(),
+    *(getattr(nn, one.called.split()[0])() for one in OPERATIONS if one.activation is not None),
+    nn.LeakyReLU(0.2), nn.Hardtanh(-0.7, 0.4), nn.ELU(0.3),
 )  # fmt: skip
 
 
