@@ -124,10 +124,10 @@ def measure(
         loss: The loss of a network, as for `Problem`; after a lens, the measures.
         data: The training data of a network, as for `Problem`.
         measures: A preset, or names, such as "mls" or "local_volume(top_k=3)", or Measure objects. The presets:
-            "summary" (or None), 8 to 14 numbers (`measures.presets.SUMMARY`), whose searches and probes stop at a fixed
-            amount of work; "pass", every exact measure of one pass over the data; "all", every measure but those that
-            run by name alone; "family:NAME", those of a family. Of measures with the same numbers on this network, a
-            preset has one, and its note names the other.
+            "summary" (or None), 8 to 14 numbers (`SUMMARY` in `measures.definition`), whose searches and probes stop at
+            a fixed amount of work; "pass", every exact measure of one pass over the data; "all", every measure but
+            those that run by name alone; "family:NAME", those of a family. Of measures with the same numbers on this
+            network, a preset has one, and its note names the other.
         test: Held-out data of a network, as for `Problem`: gap, loss and accuracy.
         forward: Called with (network, batch); returns (outputs, targets), as for `Problem`.
         layers: Parts of the names of the layers that get curvature products, where a measure takes them layer by layer;
