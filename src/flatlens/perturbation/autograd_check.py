@@ -6,9 +6,9 @@ Gradient reversal, straight-through estimators and `detach()` do. Differences of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import partial
 from itertools import product
 
 import torch
@@ -42,7 +42,8 @@ _FALLS = 0.125  #: share of the roughness over long steps that is left over shor
 _MOVED = 4000  #: weights of which one in some dozens is rounded another way over a short step
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
-_INSIDE = "the coarsest dtype inside, and fake quantisation"
+_INSIDE = "the coarsest dtype inside"
+_QUANTISED = "words on fake quantisation, which differences miss"
 _ROUNDS = ("FakeQuantize", "FusedMovingAvgObsFq")  #: beginnings of the names of nodes of fake quantisation
 
 
@@ -61,7 +62,8 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
-            _, told = _inside(problem, model)
+            coarsest_inside(problem, model)
+            told = problem.facts[_QUANTISED]
             if told == ("", ""):
                 # a RuntimeError: it has no derivative, or does not run at other weights
                 with suppress(RuntimeError, FlatlensError), problem.measuring(model):
@@ -74,11 +76,6 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
     """Return the coarsest dtype of differentiated operations behind the outputs, if coarser than the network's."""
-    return problem.dtype if problem.arithmetic != "full" else _inside(problem, model)[0]
-
-
-def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str]]:
-    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation, which differences miss."""
     if _INSIDE not in problem.facts:
         dtype, told = problem.dtype, ("", "")
         batch, frozen = problem.place(problem.probes[0]), {id(p) for p in model.parameters() if not p.requires_grad}
@@ -88,22 +85,22 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
             f, _ = problem.run(model, batch if leaf is None else (leaf.clone(), *batch[1:]))
             nodes = Graph(f).nodes
             dtypes = {made.dtype for node in nodes for made in node._input_metadata}
-            numbers = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
-            dtype = max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
+            numbers = {torch.finfo(one).eps: one for one in dtypes if one.is_floating_point or one.is_complex}
+            dtype = numbers[max(numbers)] if numbers else dtype
             behind = walk([node for node in nodes if node.name().startswith(_ROUNDS)], sources_of)
             rounded = {id(node.variable) for node in behind if hasattr(node, "variable")} - frozen
-            finer = torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
-            if finer and not rounded and not problem.sharded:
-                dtype = _out_of_sight(problem, model) or dtype
             words = (
                 "autograd's derivative is not the function's, with respect to the {} (fake quantisation counts as "
                 "linear)"
             )
             in_weights, in_inputs = map(words.format, _SIDES)
             told = in_weights if rounded - {id(leaf)} else "", in_inputs if id(leaf) in rounded else ""
-        problem.facts[_INSIDE] = dtype, told
-    found: tuple[torch.dtype, tuple[str, str]] = problem.facts[_INSIDE]
-    return found
+            finer = torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
+            if finer and not rounded and not problem.sharded:
+                dtype = _out_of_sight(problem, model) or dtype
+        problem.facts[_INSIDE], problem.facts[_QUANTISED] = dtype, told
+    found: torch.dtype = problem.facts[_INSIDE]
+    return found if problem.arithmetic == "full" else problem.dtype
 
 
 def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
@@ -115,36 +112,28 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
     are met: over short steps, a 16th of the long ones, it is 0.8 to 3% of that over long ones. Rounding of what weights
     make does not fall, rounding of weights alone by the step's root: 26% or more.
     """
-    few, runner, draw = take(problem.probes[0], 0, _SIGHT), Runner(problem, model), torch.Generator()
-    weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
-    moves = []
-    for seed in range(max(1, min(4, _MOVED // max(1, sum(p.numel() for p in weights.values()))))):
-        draw.manual_seed(seed)
-        moves.append({name: random_signs(p.shape, p, draw) * p for name, p in weights.items()})
-
-    @cache
-    def outputs(number: int, share: float) -> Tensor:
-        if not share and number:
-            return outputs(0, share)
-        point = {name: p + share * moves[number][name] for name, p in weights.items()}
-        with torch.no_grad():  # placed each time: forward() may write to its input
-            return runner.at(point, problem.place(few))[0].detach().to(torch.float64)
-
-    def rough(step: float, factors: dict[int, int]) -> float:
-        shares = []
-        for number in range(len(moves)):
-            terms = [factor * outputs(number, k * step) for k, factor in factors.items()]
-            # where outputs cancel here, their parts have the size of outputs farther away
-            size = max(float(outputs(number, share).abs().max()) for share in (0.0, 0.1))
-            shares.append(torch.stack(terms).sum(0).abs().amax(1) / (math.hypot(*factors.values()) * size + 1e-300))
-        return float(torch.cat(shares).quantile(0.9))
-
+    moved, draw = _Moved(problem, model, take(problem.probes[0], 0, _SIGHT)), torch.Generator().manual_seed(0)
+    theta = moved.here[0]
+    moves = [_signs(theta, draw).to(theta).mul_(theta) for _ in range(max(1, min(4, _MOVED // max(1, len(theta)))))]
+    seen, roughness = dict[tuple[int, float], Tensor](), list[float]()
     short, long, second, fourth = 2.0**-12, 2.0**-8, {-2: 1, 0: -2, 2: 1}, {-2: 1, -1: -4, 0: 6, 1: -4, 2: 1}
     # Second differences have the same rounding, and more of what is smooth: where they are small, so are fourth ones.
-    # A comparison with NaN is false.
-    if not (rough(short, second) >= _ROUGH / 16 and (near := rough(short, fourth)) >= _ROUGH / 4):
-        return None
-    if not near >= _FALLS * (far := rough(long, fourth)):
+    for step, factors, least in ((short, second, _ROUGH / 16), (short, fourth, _ROUGH / 4), (long, fourth, 0.0)):
+        shares = []
+        for number, along in enumerate(moves):
+            for share in {0.0, 0.1, *(k * step for k in factors)} - {share for of, share in seen if of == number}:
+                with torch.no_grad():  # forward() may turn gradients on
+                    f = moved.at(torch.add(theta, along, alpha=share, out=moved.there[0]).detach()).detach()
+                seen[number, share] = f.to(torch.float64)
+            terms = [factor * seen[number, k * step] for k, factor in factors.items()]
+            # where outputs cancel here, their parts have the size of outputs farther away
+            size = max(float(seen[number, share].abs().max()) for share in (0.0, 0.1))
+            shares.append(torch.stack(terms).sum(0).abs().amax(1) / (math.hypot(*factors.values()) * size + 1e-300))
+        roughness.append(float(torch.cat(shares).quantile(0.9)))
+        if not roughness[-1] >= least:  # a comparison with NaN is false
+            return None
+    _, near, far = roughness
+    if not near >= _FALLS * far:
         return None
     return torch.bfloat16 if far >= _ROUGH else torch.float16
 
@@ -244,44 +233,85 @@ def _by_sample(
     return torch.cat(outputs), derivatives
 
 
-class _Combination:
-    """A random combination of a batch's outputs, as a function of the weights and, if they are floating, the inputs."""
+def _signs(like: Tensor, draw: torch.Generator) -> Tensor:
+    """Return random +1 and -1, int8, in the shape of a tensor: the lowest bits of drawn bytes, as these cost least."""
+    drawn = torch.empty(like.numel() // 8 + 1, dtype=torch.int64).random_(generator=draw).view(torch.int8)
+    return drawn[: like.numel()].bitwise_and_(1).mul_(2).sub_(1).view(like.shape).to(like.device)
 
-    def __init__(self, problem: Problem, model: nn.Module) -> None:
-        self.batch, self.runner = problem.place(problem.probes[0]), Runner(problem, model)
-        self.inside = coarsest_inside(problem, model)  #: the coarsest dtype that makes the outputs
-        self.generator = torch.Generator().manual_seed(0)
+
+class _Moved:
+    """The outputs of some samples as a function of the weights and, if they are floating numbers, the inputs."""
+
+    def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
+        self.placed, self.runner = partial(problem.place, batch), Runner(problem, model)
         weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
         self.weights = {name: p for name, p in weights.items() if p.is_floating_point()}
-        x = _floating_input(self.batch)
-        own = [torch.cat([p.flatten() for p in self.weights.values()]), *([] if x is None else [x.detach()])]
-        signs = (random_signs(one.shape, one, self.generator) for one in own)
-        self.here = [one + _ASIDE * _as_long(one, part) for one, part in zip(own, signs, strict=True)]
-        leaves = [one.clone().requires_grad_() for one in self.here]
-        outputs = self._outputs([leaf.clone() for leaf in leaves])
-        self.signs = random_signs(outputs.shape, outputs.detach(), self.generator)
-        value = torch.sum(outputs * self.signs, dtype=torch.float64)
+        x = _floating_input(self.placed())
+        self.here = [torch.cat([p.flatten() for p in self.weights.values()]), *([] if x is None else [x])]
+        self.there = [torch.empty_like(one) for one in self.here]  #: new memory for each move would take longer
+
+    def at(self, theta: Tensor, *x: Tensor) -> Tensor:
+        """Return the outputs, (n, N), at other weights and inputs, to which forward() may write."""
+        parts, batch = torch.split(theta, [p.numel() for p in self.weights.values()]), self.placed()
+        values = {name: part.view(p.shape) for (name, p), part in zip(self.weights.items(), parts, strict=True)}
+        return self.runner.at(values, (*x, *batch[1:]) if x else batch)[0]
+
+
+class _Combination(_Moved):
+    """A random combination of a batch's outputs beside the weights and inputs, and autograd's gradient there."""
+
+    def __init__(self, problem: Problem, model: nn.Module) -> None:
+        super().__init__(problem, model, problem.probes[0])
+        inside = coarsest_inside(problem, model)  # makes the outputs
+        self.draw = torch.Generator().manual_seed(0)
+        self.lengths = [float(torch.linalg.vector_norm(one)) for one in self.here]
+        for here, length in zip(self.here, self.lengths, strict=True):
+            here.add_(_signs(here, self.draw), alpha=_ASIDE * length / math.sqrt(max(1, here.numel())))
+        leaves = [one.requires_grad_() for one in self.here]
+        theta, *x = leaves
+        f = self.at(theta, *(one.clone() for one in x))  # forward() may write to its input, or make it a leaf
+        self.signs = _signs(f, self.draw).to(f.dtype)
+        value = torch.sum(f * self.signs, dtype=torch.float64)
         self.gradient = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
-        coarse = torch.finfo(self.inside).eps if self.inside != problem.dtype else problem.precision
-        self.rounding = coarse * float(torch.linalg.vector_norm(outputs.detach()))
-        self.value, self.step = float(value.detach()), _STEP.get(self.inside, _STEP[torch.float32])
+        self.here = [one.detach() for one in leaves]
+        coarse = torch.finfo(inside).eps if inside != problem.dtype else problem.precision
+        self.rounding = coarse * float(torch.linalg.vector_norm(f.detach()))
+        self.value, self.step = float(value.detach()), _STEP.get(inside, _STEP[torch.float32])
 
     def words(self) -> list[str]:
-        """Return in words, for the weights and for floating inputs, that a derivative is not autograd's."""
-        told = [""] * len(self.here)
-        for pair in zip(*(self.directions(side) for side in range(len(told))), strict=True):
-            # Both sides at once: where their sum agrees by the smaller slope's tolerance, so does each but by chance.
-            if len(pair) == 2 and self.agree_together(pair):
-                continue
-            for side, (direction, slope) in enumerate(pair):
-                told[side] = told[side] or self._words_along(side, direction, slope)
+        """Return in words, for the weights and for floating inputs, that a derivative is not autograd's.
+
+        Along the gradient and along random signs, as long as the weights or the inputs.
+        """
+        # weights without a gradient stay: the row of an embedding's padding has none on purpose
+        moving = [
+            (self.gradient[0] != 0).to(torch.int8),
+            *(torch.ones_like(x, dtype=torch.int8) for x in self.here[1:]),
+        ]
+        told, drawn = [""] * len(self.here), [torch.empty_like(one) for one in self.here]
+        for turn in range(1 + _RANDOM):
+            moves, slopes = list[tuple[Tensor, float]](), list[float]()
+            for side, gradient in enumerate(self.gradient):
+                along = drawn[side].copy_(_signs(gradient, self.draw).mul_(moving[side])) if turn else gradient
+                factor = self.lengths[side] / (float(torch.linalg.vector_norm(along)) or 1.0)
+                moves.append((along, factor))
+                slopes.append(factor * float(torch.dot(gradient.flatten(), along.flatten())))
+            # Both sides at once, each so far that its slope is the smaller one: where their sum agrees, so does each
+            # but by chance.
+            least = min(map(abs, slopes))
+            if len(moves) == 2 and least > 0:
+                pair = [(along, factor * least / slope) for (along, factor), slope in zip(moves, slopes, strict=True)]
+                if abs(self.difference(dict(enumerate(pair)), self.step) - 2 * least) <= _APART * least:
+                    continue
+            for side, slope in enumerate(slopes):
+                told[side] = told[side] or self._words_along(side, moves[side], slope)
         return told
 
-    def _words_along(self, side: int, direction: Tensor, slope: float) -> str:
+    def _words_along(self, side: int, along: tuple[Tensor, float], slope: float) -> str:
         """Return in words that the derivative along a direction is not autograd's; empty if none is found."""
         step, found = self.step, list[float]()
         for length in (step, step / 4, -step, -step / 4):  # beside a kink the second one is another: no more is asked
-            found.append(self.difference({side: direction}, length))
+            found.append(self.difference({side: along}, length))
             mean = sum(found) / len(found)
             alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
             if not (abs(mean - slope) > _APART * max(abs(mean), abs(slope)) and any(found) and alike):
@@ -293,37 +323,12 @@ class _Combination:
             f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
         )
 
-    def agree_together(self, pair: Sequence[tuple[Tensor, float]]) -> bool:
-        """Return whether the difference along both sides' directions is the sum of their slopes."""
-        found = self.difference({side: direction for side, (direction, _) in enumerate(pair)}, self.step)
-        slopes = [slope for _, slope in pair]
-        return abs(found - sum(slopes)) <= _APART * min(map(abs, slopes))
-
-    def directions(self, side: int) -> Iterator[tuple[Tensor, float]]:
-        """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes."""
-        # weights without a gradient stay: the row of an embedding's padding has none on purpose
-        here, gradient = self.here[side], self.gradient[side]
-        moving = (gradient != 0).to(gradient) if side == 0 else None
-        for turn in range(1 + _RANDOM):
-            part = random_signs(here.shape, here, self.generator) if turn else gradient
-            part = _as_long(here, part if moving is None else part * moving)
-            yield part, float(torch.dot(gradient.flatten(), part.flatten()))
-
-    def difference(self, directions: Mapping[int, Tensor], step: float) -> float:
-        """Return the difference quotient along directions of some sides at once."""
+    def difference(self, moves: Mapping[int, tuple[Tensor, float]], step: float) -> float:
+        """Return the difference quotient along the directions of some sides, each times its factor."""
         with torch.no_grad():
-            moved = [one.clone() for one in self.here]
-            for side, direction in directions.items():
-                moved[side].add_(direction, alpha=step)
-            return (float(torch.sum(self._outputs(moved) * self.signs, dtype=torch.float64)) - self.value) / step
-
-    def _outputs(self, point: Sequence[Tensor]) -> Tensor:
-        theta, *x = point  # not read again: forward() may write to its input, or call requires_grad_() on it
-        parts = torch.split(theta, [p.numel() for p in self.weights.values()])
-        values = {name: part.view(p.shape) for (name, p), part in zip(self.weights.items(), parts, strict=True)}
-        return self.runner.at(values, (*x, *self.batch[1:]) if x else self.batch)[0]
-
-
-def _as_long(here: Tensor, part: Tensor) -> Tensor:
-    length, own = (float(torch.linalg.vector_norm(one)) for one in (here, part))
-    return part * (length / own) if own else part
+            point = list[Tensor]()
+            for side, (here, there) in enumerate(zip(self.here, self.there, strict=True)):
+                along, factor = moves.get(side, (here, 0.0))
+                point.append(torch.add(here, along, alpha=factor * step, out=there).detach())
+            f = self.at(*point).detach()
+            return (float(torch.sum(f * self.signs, dtype=torch.float64)) - self.value) / step
