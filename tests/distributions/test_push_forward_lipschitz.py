@@ -11,23 +11,12 @@ from torch import nn
 
 from flatlens.distributions import lipschitz_product
 from flatlens.errors import BadInput
+from flatlens.operations.table import OPERATIONS
 
 ACTIVATIONS = [
-    nn.Identity(),
-    nn.ReLU(),
-    nn.LeakyReLU(0.1),
-    nn.LeakyReLU(3.0),
-    nn.ELU(),
-    nn.ELU(2.0),
-    nn.Tanh(),
-    nn.Sigmoid(),
-    nn.Softplus(),
-    nn.Softplus(beta=5),
-    nn.ReLU6(),
-    nn.GELU(),
-    nn.SiLU(),
-    nn.Hardswish(),
-]
+    *(getattr(nn, one.called.split()[0])() for one in OPERATIONS if one.activation is not None),
+    nn.Identity(), nn.LeakyReLU(0.1), nn.LeakyReLU(3.0), nn.ELU(2.0), nn.Softplus(beta=5),
+]  # fmt: skip
 
 
 def steepest(network, size, n=2000, span=1.0):

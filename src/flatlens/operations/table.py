@@ -44,13 +44,13 @@ class Activation:
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
-    lowest: tuple[tuple[float, float], ...] = ()  #: extrema as (z, value)
+    extrema: tuple[tuple[float, float], ...] = ()  #: (z, value) where the value turns
     turns: tuple[tuple[float, float], ...] = ()  #: (z, slope) at extrema of the slope and on both sides of kinks
     slack: float = _SLACK  #: relative error of slopes; 0 where they are constants
 
     def values(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Return the least and the largest value over [low, high]."""
-        return _hull(self.value, self.lowest, low, high)
+        return _hull(self.value, self.extrema, low, high)
 
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Return the least and the largest derivative over [low, high]; at kinks, the one-sided ones.
@@ -155,7 +155,7 @@ def gelu(module: nn.GELU) -> Activation | None:
 
     ends = slope(torch.tensor([-math.sqrt(2), math.sqrt(2)], dtype=torch.float64)).tolist()
     turns = ((-math.sqrt(2), ends[0]), (math.sqrt(2), ends[1]))
-    return Activation(F.gelu, slope, lowest=((-0.7517915247, -0.16997120748),), turns=turns)
+    return Activation(F.gelu, slope, extrema=((-0.7517915247, -0.16997120748),), turns=turns)
 
 
 def silu(module: nn.Module) -> Activation:
@@ -167,7 +167,7 @@ def silu(module: nn.Module) -> Activation:
     turn = 2.3993572805
     ends = slope(torch.tensor([-turn, turn], dtype=torch.float64)).tolist()
     return Activation(
-        F.silu, slope, lowest=((-1.2784645428, -0.2784645427611),), turns=((-turn, ends[0]), (turn, ends[1]))
+        F.silu, slope, extrema=((-1.2784645428, -0.2784645427611),), turns=((-turn, ends[0]), (turn, ends[1]))
     )
 
 
@@ -176,7 +176,7 @@ def hardswish(module: nn.Module) -> Activation:
     return Activation(
         F.hardswish,
         lambda z: torch.where(z.abs() < 3, z / 3 + 0.5, (z > 0).to(z)),
-        lowest=((-1.5, -0.375),),
+        extrema=((-1.5, -0.375),),
         turns=((-3.0, 0.0), (-3.0, -0.5), (3.0, 1.0), (3.0, 1.5)),
     )
 
