@@ -2,6 +2,7 @@
 
 import math
 
+import of_the_table
 import pytest
 import torch
 from builders import redrawn
@@ -11,10 +12,9 @@ from torch import nn
 
 from flatlens.distributions import lipschitz_product
 from flatlens.errors import BadInput
-from flatlens.operations.table import OPERATIONS
 
 ACTIVATIONS = [
-    *(getattr(nn, one.called.split()[0])() for one in OPERATIONS if one.activation is not None),
+    *of_the_table.ACTIVATIONS,
     nn.Identity(), nn.LeakyReLU(0.1), nn.LeakyReLU(3.0), nn.ELU(2.0), nn.Softplus(beta=5),
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Every entry's nodes, modules, functions and methods are torch's, and do to their inputs what the table says.
 
-Activations, entries that are applied to `"each"` number, are tested from their entry alone: `SETTINGS` has the
-arguments of classes that need some.
+Activations, entries that are applied to `"each"` number, are tested from their entry alone: arguments of
+classes that need some are in `of_the_table`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from networks import SquaredReLU
+from of_the_table import SETTINGS, made, modules
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
@@ -296,28 +297,6 @@ QUOTIENTS: dict[str, tuple[Any, ...]] = {
     "DivBackward0": (torch.div, M, N),
     "DivBackward1": (lambda x: torch.ops.aten.div.Scalar(x, 2), M),
 }
-SETTINGS: dict[type[nn.Module], tuple[Any, ...]] = {
-    nn.Threshold: (0.1, 2.0), nn.Unflatten: (1, (2, 3)), nn.PixelShuffle: (2,), nn.PixelUnshuffle: (2,),
-    nn.ChannelShuffle: (2,), nn.Linear: (6, 3), nn.BatchNorm1d: (6,), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (4,),
-    **{getattr(nn, f"{name}{d}d"): (4, 2, 2) for name in ("Conv", "ConvTranspose") for d in (1, 2, 3)},
-    **{getattr(nn, f"{name}{d}d"): (2,) for name in ("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool")
-       for d in (1, 2, 3)},
-}  # fmt: skip
-
-
-def modules(one: Operation) -> list[type[nn.Module]]:
-    return [getattr(nn, name) for name in one.called.split() if hasattr(nn, name)]
-
-
-def made(module: type[nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    net = module(*SETTINGS.get(module, ())).double().eval()
-    if hasattr(net, "running_var"):
-        net.running_mean.normal_()
-        net.running_var.uniform_(0.5, 2.0)
-    return net
-
-
 ROLES: dict[str | None, dict[str, tuple[Any, ...]]] = {
     "linear": LINEAR,
     "piecewise linear": PIECEWISE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import of_the_table
 import pytest
 import torch
 from builders import mlp, normal, seeded
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
-from flatlens.operations.table import OPERATIONS, operation_of
+from flatlens.operations.table import operation_of
 from flatlens.perturbation.inputs import Refused
 from flatlens.perturbation.variation import certified_variation, found_variation, read_chain
 
 ACTIVATIONS = (
-    *(getattr(nn, one.called.split()[0])() for one in OPERATIONS if one.activation is not None),
+    *of_the_table.ACTIVATIONS,
     nn.LeakyReLU(0.2), nn.Hardtanh(-0.7, 0.4), nn.ELU(0.3),
 )  # fmt: skip
 
