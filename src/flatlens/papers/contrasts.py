@@ -272,8 +272,13 @@ def of_each_case(
 
 
 @deferred
-def by_part(results: Results, table: Table, part: Chosen, x: str, y: str, name: str) -> Statistic:
-    """Return the mean over cases of Fisher's z of two columns over a part of the networks less that over all."""
+def by_part(
+    results: Results, table: Table, part: Chosen, x: str, y: str, name: str, *, size: bool = False
+) -> Statistic:
+    """Return the mean over cases of Fisher's z of two columns over a part of the networks less that over all.
+
+    `size`: compare |z|.
+    """
     networks = table(results)
     cases = networks.groupby(CASE).ngroup() if CASE in networks else 0
     kept = complete(networks.assign(**{CASE: cases, "part": is_chosen(networks, part)}), [CASE, "part", x, y])
@@ -283,7 +288,8 @@ def by_part(results: Results, table: Table, part: Chosen, x: str, y: str, name: 
     def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
         z, other = (_in_each(cut, of[x], of[y], counts, r) for cut in cuts)
         known = np.isfinite(z[:, 0]) & np.isfinite(other[:, 0])  # over all networks, the first of each row
-        return margin(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
+        over = margin_by_size if size else margin
+        return over(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
 
     return _of(kept, difference, f"{name}, of Fisher's z")
 

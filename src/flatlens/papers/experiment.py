@@ -5,6 +5,7 @@ A prediction is a claim of a paper as a statistic that can be computed; its outc
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ LEAST_CHANGE_SEARCHED = 1e-3
 """The same of an eigenvalue, which is found to a residual of a thousandth."""
 WEAK = 0.3
 """Largest |r| that counts as "weak" or "does not correlate": below it, less than a tenth of the variance is shared."""
+STEADY = math.log(0.9)
+"""A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
 STRONG = 0.7
 """Smallest r that counts as "strongly", as in App. C of reparam2019."""
 

@@ -29,8 +29,19 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.coded_bound import coded_bound
-from flatlens.papers.contrasts import all_of, mean_of, readings
-from flatlens.papers.evidence import ACCURACY_GAP, UNIT, Evidence, Table, correlated, labelled, reached, these, where
+from flatlens.papers.contrasts import all_of, mean_of, ranked, readings
+from flatlens.papers.evidence import (
+    ACCURACY_GAP,
+    CASE,
+    UNIT,
+    Evidence,
+    Table,
+    correlated,
+    labelled,
+    reached,
+    these,
+    where,
+)
 from flatlens.papers.experiment import (
     MOVED,
     MOVED_NEURONS,
@@ -103,6 +114,9 @@ READINGS: Mapping[str, tuple[str, str, bool]] = {
     "0-1 error, r": (FLATNESS, ZERO_ONE, False),
     "0-1 error, ranks": (FLATNESS, ZERO_ONE, True),
     "features by their variance": (AS_CODED, "generalisation_gap", False),
+    "features by their variance, ranks": (AS_CODED, "generalisation_gap", True),
+    "features by their variance, 0-1 error": (AS_CODED, ZERO_ONE, False),
+    "features by their variance, 0-1 error, ranks": (AS_CODED, ZERO_ONE, True),
 }
 """Columns that are correlated, and whether by ranks; the first four are the readings of the main claim, whose text does
 not name the gap's loss."""
@@ -156,6 +170,13 @@ def none_near(reading: str) -> Evidence:
         return table.assign(**{"0.1 less z": 0.1 - table[reading], "z + 0.1": 0.1 + table[reading]})
 
     return all_of({side: mean_of(room, side) for side in ("0.1 less z", "z + 0.1")}, f"0.1 less |z|: {reading}")
+
+
+def network_ranks(results: Results) -> pd.DataFrame:
+    """Return the networks with ranks, within each separation, of relative flatness and both gaps."""
+    networks = reached("clusters")(results)
+    by = these(networks.assign(**{CASE: networks["separation"]}))
+    return ranked(by, [FLATNESS, "generalisation_gap", ACCURACY_GAP])(results).drop(columns=CASE)
 
 
 rises_in_each_reading = readings(
@@ -322,7 +343,7 @@ STEPS_OF_64 = 50_000 // 64 + 1
 PAC_BAYES = "pac_bayes_flatness(probes=4)"
 NORMALISED = "relative_flatness(normalized='std')"
 THEOREM_4 = "relative flatness, normalised"
-OF_ANOTHER = f"relative flatness, {ANOTHER}"
+OF_ANOTHER, OF_FC1 = f"relative flatness, {ANOTHER}", "relative flatness, fc1"
 RIGHT: Mapping[str, str] = {
     "relative flatness": "relative_flatness",
     "Hessian trace": "hessian_trace",
@@ -424,6 +445,7 @@ def minima(results: Results) -> pd.DataFrame:
         columns |= {f"{prefix}{name}": column(measured, at) for name, measured in RIGHT.items()}
         columns |= {
             f"{prefix}{OF_ANOTHER}": column("relative_flatness", at, ANOTHER),
+            f"{prefix}{OF_FC1}": column("relative_flatness", at, "fc1"),
             f"{prefix}{THEOREM_4}": column(NORMALISED, at),
             f"{prefix}{CODED[0]}": column(NORMALISED, at),
             f"{prefix}{CODED[1]}": column("kappa_trace", at, LAST) / norm**2,
@@ -431,6 +453,11 @@ def minima(results: Results) -> pd.DataFrame:
             f"{prefix}{CODED[4]}": norm**2,
         }
     return pd.DataFrame(columns)
+
+
+def minima_ranks(results: Results) -> pd.DataFrame:
+    """Return the networks of `minima` with ranks of the five measures and of the gap."""
+    return ranked(these(minima(results).assign(**{CASE: ""})), [*RIGHT, "gap"])(results).drop(columns=CASE)
 
 
 def of_accuracies(results: Results) -> pd.DataFrame:

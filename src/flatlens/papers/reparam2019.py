@@ -22,7 +22,7 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.contrasts import readings, strength, stronger
+from flatlens.papers.contrasts import readings, strength, stronger, weaker
 from flatlens.papers.evidence import (
     UNIT,
     Evidence,
@@ -86,7 +86,7 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
         GAP,
         Quantity("5 x summed test less summed training loss", SUMMED_GAP, role="result"),
         *(
-            Quantity(f"{name}{after}", _of_fifth(column, at))
+            Quantity(f"{name}{after}", _of_layer("fc3", column, at))
             for after, at in (("", ""), (", moved", MOVED))
             for name, column in (
                 ("kappa, layer 5", "layer_sharpness.kappa"),
@@ -110,8 +110,8 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
     return studies | {"lenet_printed": Study("lenet_printed", printed, (setups,), shown, scale=scale)}
 
 
-def _of_fifth(row: str, transform: str) -> str:
-    return str(Column.of(row, "fc3").after(transform))
+def _of_layer(layer: str, row: str, transform: str) -> str:
+    return str(Column.of(row, layer).after(transform))
 
 
 def lenets(results: Results) -> pd.DataFrame:
@@ -129,7 +129,12 @@ def printed(results: Results, *normals: str) -> pd.DataFrame:
     return networks[networks["init"].isin((*_INITS[:3], *normals))].reset_index(drop=True)
 
 
-def layer_five(results: Results, study: str) -> pd.DataFrame:
+def last_hidden(results: Results) -> pd.DataFrame:
+    """Return the values of fc2, the last hidden layer's own weights, of all networks trained as printed."""
+    return layer_five(results, "lenet_printed", "fc2")
+
+
+def layer_five(results: Results, study: str, layer: str = "fc3") -> pd.DataFrame:
     """Return the values of layer 5 of the networks of a study that reached the loss, with their schemes."""
     networks = reached(study)(results)
     columns = {
@@ -139,11 +144,11 @@ def layer_five(results: Results, study: str) -> pd.DataFrame:
         "init": networks["init+batch_size+lr+seed"].str.extract(r"(\w+)", expand=False),  # "('normal', 4, ..."
     }
     for prefix, at in (("", ""), ("moved ", MOVED)):
-        kappa_trace, norm = (networks.get(_of_fifth(name, at)) for name in ("kappa_trace", "weight_norm"))
+        kappa_trace, norm = (networks.get(_of_layer(layer, name, at)) for name in ("kappa_trace", "weight_norm"))
         columns |= {
-            f"{prefix}kappa": networks.get(_of_fifth("layer_sharpness.kappa", at)),
+            f"{prefix}kappa": networks.get(_of_layer(layer, "layer_sharpness.kappa", at)),
             f"{prefix}kappa_tau": kappa_trace,
-            f"{prefix}lmax": networks.get(_of_fifth("layer_sharpness", at)),
+            f"{prefix}lmax": networks.get(_of_layer(layer, "layer_sharpness", at)),
             f"{prefix}trace": None if kappa_trace is None or norm is None else kappa_trace / norm**2,
         }
     return pd.DataFrame(columns, index=networks.index)
@@ -172,6 +177,9 @@ def printed_within(*normals: str) -> Table:
     return within(printed(*normals), "init", _STANDARDISED)
 
 
+last_hidden_within = within(last_hidden, "init", _STANDARDISED)
+
+
 def as_read(weighed: Callable[[Table], Evidence], name: str) -> Evidence:
     """Return a claim of the paper's networks in four readings: pooled or within schemes, .1 variance or deviation."""
     said = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
@@ -190,10 +198,17 @@ def weakly(measure: str) -> Evidence:
     return as_read(lambda table: strength(table, f"moved {measure}", "gap"), f"|r| of moved {measure} and gap")
 
 
-def fails(measure: str, proposed: str) -> Evidence:
-    """Return how much less a moved measure correlates with the gap than the proposed one, in four readings."""
+def fails(measure: str, proposed: str, *, size: bool = False) -> Evidence:
+    """Return how much less a moved measure correlates with the gap than the proposed one, in four readings.
+
+    `size`: compare |z|.
+    """
+    moved, own = [f"moved {measure}"], [f"moved {proposed}"]
+    if size:
+        name = f"Fisher's |z| of moved {proposed} and gap, less that of moved {measure}"
+        return as_read(lambda table: weaker(table, moved, own, "gap"), name)
     name = f"Fisher's z of moved {proposed} and gap, less that of moved {measure}"
-    return as_read(lambda table: stronger(table, [f"moved {proposed}"], [f"moved {measure}"], "gap"), name)
+    return as_read(lambda table: stronger(table, own, moved, "gap"), name)
 
 
 def _x14_plots(results: Results) -> list[Plot]:

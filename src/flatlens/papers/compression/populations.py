@@ -184,6 +184,19 @@ def over_kinds(
 
 
 @deferred
+def one_layer_in_both(results: Results, studies: Sequence[str], gap: str) -> Statistic:
+    """Return the larger r of a quantity of one layer with this gap and with sharpness, of each kind and quantity."""
+    parts = {}
+    for study, x in product(studies, (RELATIVE.name, D.name)):
+        pairs = [(x, gap), (x, SHARPNESS.name)]
+        both = over_kinds([study], pairs, "all", "below", f"larger r of {x} with {gap} and sharpness")(results)
+        parts[f"{KINDS[study.partition('_')[0]]}, {x}"] = both
+    return in_cases(
+        parts, "some", "larger Pearson r of relative flatness or D with the gap and sqrt sharpness", "below"
+    )
+
+
+@deferred
 def only_the_bound_of_nmls(results: Results, studies: Sequence[str]) -> Statistic:
     """Return r of NMLS and its bound, above 0 for all kinds, and that of MLS and -D, above 0 for some kind."""
     nmls, mls = [(NMLS.name, BOUND.name)], [(MLS.name, MINUS_D)]

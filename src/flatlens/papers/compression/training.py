@@ -87,8 +87,6 @@ def top_three(model: Architecture) -> tuple[Quantity, ...]:
 STUDY = "training"
 LONG = 50_000
 """Steps after which the sharpness stops decreasing in the paper: a shorter training cannot show it."""
-STEADY = float(np.log(0.9))
-"""A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
 LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, 0.1), between(0.5, 1)
 TO_INTERPOLATION = up_to_below(INTERPOLATES)
 SHARP, VOLUME, CODED = SHARPNESS.column, LOG_VOLUME.column, TOP_THREE.column
@@ -260,8 +258,8 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
 def chain_steps(results: Results) -> pd.DataFrame:
     """Return the networks with how much wider and looser the chain's last step is than the other two, and `holds`.
 
-    `wide` compares differences, `loose` logarithms of ratios; `holds` is 1 where no step decreases by more than
-    rounding.
+    `wide` compares differences, `tenfold` with ten times the others, `loose` logarithms of ratios; `holds` is 1 where
+    no step decreases by more than rounding.
     """
     networks = reached("tightness")(results)
     a, b, c, d = (networks[column] for column in CHAIN.values())
@@ -269,6 +267,7 @@ def chain_steps(results: Results) -> pd.DataFrame:
     holds = (a <= b * rounded) & (b <= c * rounded) & (c <= d * rounded)
     return networks.assign(
         wide=(d - c) - np.maximum(b - a, c - b),
+        tenfold=(d - c) - 10 * np.maximum(b - a, c - b),
         loose=np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b)),
         holds=holds.astype(float),
     )

@@ -21,7 +21,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.experiments.tables import kinds_of
 from flatlens.models import MLP, Activation, Architecture
-from flatlens.papers.contrasts import of_each_case
+from flatlens.papers.contrasts import mean_of, of_each_case
 from flatlens.papers.evidence import (
     CASE,
     Evidence,
@@ -35,6 +35,7 @@ from flatlens.papers.evidence import (
     in_trajectory,
     last,
     late,
+    log_gain,
     log_rise,
     peak,
     reached,
@@ -246,19 +247,31 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     return {**studies, **width_studies(scale), **bound_studies(scale)}
 
 
+@deferred
+def by_figure(results: Results, table: Table) -> pd.DataFrame:
+    """Return the networks with the figure as their case: a network at a learning rate; without figures of no curve."""
+    networks = table(results)
+    lrs = networks["lr"].astype(str)
+    kinds = kinds_of(networks).astype(str)
+    cases = networks.assign(**{CASE: lrs.where(kinds == "", kinds + ", " + lrs)})
+    shown, _ = trained_ones(cases)
+    return cases[cases[CASE].isin(set(shown[CASE]))]
+
+
+def in_each_line(table: Table, column: str, ranks: str | None = None) -> Evidence:
+    """Return the mean of a column, as in `mean_of`, in each line of a figure: at each degree of smoothing."""
+
+    def lines(results: Results) -> pd.DataFrame:
+        networks = by_figure(table)(results)
+        return networks.assign(**{CASE: networks[CASE] + ", smoothing " + networks[SMOOTHING].astype(str)})
+
+    return of_each_case(lines, lambda line: mean_of(line, column, ranks), f"{column}, in each line of a figure")
+
+
 def in_all_figures(table: Table, rise: str) -> Evidence:
-    """Return Kendall's tau of the smoothing and a rise for each figure: a network at a learning rate."""
-
-    def figures(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        lrs = networks["lr"].astype(str)
-        kinds = kinds_of(networks).astype(str)
-        cases = networks.assign(**{CASE: lrs.where(kinds == "", kinds + ", " + lrs)})
-        shown, _ = trained_ones(cases)  # a figure without curves is none
-        return cases[cases[CASE].isin(set(shown[CASE]))]
-
+    """Return Kendall's tau of the smoothing and a rise for each figure."""
     name = f"Kendall tau-b of {SMOOTHING} and {rise} in each figure"
-    return of_each_case(figures, lambda case: along(case, SMOOTHING, rise, _ALIKE), name, side="below")
+    return of_each_case(by_figure(table), lambda case: along(case, SMOOTHING, rise, _ALIKE), name, side="below")
 
 
 _SHARP, _SOFTMAXED = _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column
@@ -268,8 +281,10 @@ _PEAKS = {
     "rise to the peak of sharpness": rise_to_peak(_SHARP),
     "rise to the peak of the Jacobian norm": rise_to_peak(_SOFTMAXED),
 }
+_RATIOS = {"log rise of sharpness": log_rise(_SHARP), "log rise of the Jacobian norm": log_rise(_SOFTMAXED)}
 _NUMBERS = {
     **_PEAKS,
+    **_RATIOS,
     "sharpness / (2/lr), largest": peak(_SHARP, "edge"),
     "sharpness / (2/lr), later half": late(_SHARP, "edge"),
     **_RISES,
@@ -306,7 +321,7 @@ def of_lowered_loss(results: Results) -> pd.DataFrame:
 
 
 fastest = of_smoothing(descents, False, fastest=True)
-by_width = with_width(in_trajectory("width", {**_RISES, **_PEAKS, "log rise of sharpness": log_rise(_SHARP)}))
+by_width = with_width(in_trajectory("width", {**_RISES, **_PEAKS, **_RATIOS}))
 linear = in_trajectory("linear", _RISES)
 
 
@@ -386,12 +401,18 @@ def _share(column: str) -> Number:
     return lambda trajectory: last(column)(trajectory) / peak(column)(trajectory)
 
 
+def of_later_half(number: Number) -> Number:
+    """Return a number of the later half of the trajectory."""
+    return lambda trajectory: number(trajectory.iloc[len(trajectory) // 2 :])
+
+
 training = in_trajectory(
     "training",
     {
         "share of the largest sharpness": _share(_SHARP),
         "share of the largest Jacobian norm": _share(_SOFTMAXED),
         "share of the largest norm of C": _share(_CURVATURE.column),
+        "log(last / middle) of sharpness": of_later_half(log_gain(_SHARP)),
         "rise of the output norm": rise(_OUTPUTS.column),
         "r of the changes of output norm and norm of C": correlated_changes(_OUTPUTS.column, _CURVATURE.column),
         "of ranks": correlated_changes(_OUTPUTS.column, _CURVATURE.column, "spearman"),
@@ -399,7 +420,7 @@ training = in_trajectory(
     networks=trained_in,
 )
 unsmoothed, smoothed = of_smoothing(training, False), of_smoothing(training, True)
-first_epoch = in_trajectory("first_epoch", {**_RISES, **_PEAKS})
+first_epoch = in_trajectory("first_epoch", {**_RISES, **_PEAKS, **_RATIOS})
 
 
 def _x10_plots(results: Results) -> list[Plot]:
@@ -430,6 +451,7 @@ _INCREASING = (JACOBIAN.column, SOFTMAXED.column, "sharpness")
 NUMBERS = {
     **{f"rise of {column}": rise(column) for column in _INCREASING},
     **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
+    **{f"log rise of {column}": log_rise(column) for column in _INCREASING},
     **{f"last {column}": last(column) for column in _FEATURES},
     **{f"largest {column}": peak(column) for column in (*_INCREASING, *_FEATURES)},
 }
