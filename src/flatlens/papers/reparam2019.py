@@ -22,8 +22,9 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.contrasts import readings, strength, stronger, weaker
+from flatlens.papers.contrasts import ranked, readings, strength, stronger, weaker
 from flatlens.papers.evidence import (
+    CASE,
     UNIT,
     Evidence,
     Table,
@@ -31,6 +32,7 @@ from flatlens.papers.evidence import (
     independent,
     mark_left_out,
     reached,
+    these,
     trained_ones,
 )
 from flatlens.papers.experiment import (
@@ -312,6 +314,12 @@ def mlps(results: Results) -> pd.DataFrame:
     for column, symbols in SYMBOLS.items():
         names |= {str(Column.of(column, layer)): symbol for layer, symbol in zip(HIDDEN, symbols, strict=True)}
     return well_trained(results).rename(columns=names)
+
+
+def mlps_ranks(results: Results) -> pd.DataFrame:
+    """Return the networks of `mlps` with ranks of all measures and of the gap."""
+    columns = [*ALL_SYMBOLS, *NETWORK_WISE, "generalisation_gap"]
+    return ranked(these(mlps(results).assign(**{CASE: ""})), columns)(results).drop(columns=CASE)
 
 
 def mlp_changes(results: Results) -> pd.DataFrame:
