@@ -310,7 +310,8 @@ def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfC
 def ranked(results: Results, table: Table, columns: Sequence[str]) -> pd.DataFrame:
     """Return the ranks of the columns within each case: Pearson's r of the ranks is Spearman's coefficient."""
     networks = table(results)
-    ranks = trained_ones(networks)[0].groupby(CASE)[list(columns)].rank()
+    trained = trained_ones(networks)[0]
+    ranks = numbers_of(trained, columns).groupby(trained[CASE]).rank()
     return networks.assign(**{column: ranks[column] for column in columns})
 
 
