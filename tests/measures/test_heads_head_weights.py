@@ -70,3 +70,34 @@ def test_a_row_that_is_rounding_takes_the_sample_of_its_place() -> None:
     numbered[4] = 3e-5 + torch.tensor([0, 1e-2])
     with pytest.raises(NotUnderstood, match="several samples"):
         _samples(plain, numbered, 3)
+
+
+class Routed(torch.nn.Module):
+    """A linear layer of two before attention, for each sample by the sign of its first number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.attention, *_ = attentions.made("plain")
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, h = x[:, 0, 0] > 0, torch.zeros_like(x)
+        for expert, mine in zip(self.experts, (first, ~first), strict=True):
+            if bool(mine.any()):
+                h = h.index_put((mine.nonzero()[:, 0],), expert(x[mine]))
+        return self.attention(h)
+
+
+def test_the_products_of_a_head_are_found_behind_experts_that_other_samples_take() -> None:
+    """Where the first samples, from which the heads are read, take one expert, and all together both."""
+    torch.manual_seed(0)
+    net = Routed().double()
+    x = torch.randn(6, *attentions.made("plain")[1].shape[1:], dtype=torch.float64)
+    x[:, 0, 0] = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, -1.0])
+    y = torch.zeros(len(x), dtype=torch.long)
+    in_turn = [0, 2, 1, 3, 4, 5]
+    one, other = (
+        fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x[order], y))), ["head_flatness_ggn"])
+        for order in (slice(None), in_turn)
+    )
+    assert one["head_flatness_ggn"].value == pytest.approx(other["head_flatness_ggn"].value, rel=1e-12)

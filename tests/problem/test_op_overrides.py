@@ -6,6 +6,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -401,6 +402,31 @@ def test_norms_read_any_layout(norm: str, shape: tuple[int, ...]) -> None:
     for one, other in itertools.product(orders[::2], orders[1::3]):
         ours = gradients(laid(x, one), laid(slope, other))
         assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, truth, strict=True))
+
+
+class Cut(torch.autograd.Function):
+    """The identity, on whose result nothing depends as far as autograd is told."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> None:
+        return None
+
+
+def test_a_norm_may_get_no_slope() -> None:
+    x, y = torch.randn(4, 2, 4, 4, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64)
+    found = []
+    for cut in (Cut.apply, torch.detach):
+        torch.manual_seed(0)
+        net = module_of(
+            lambda net, x, cut=cut: net.head((net.a(x) + cut(net.norm(net.a(x)))).mean((2, 3))),
+            a=nn.Conv2d(2, 3, 2), norm=nn.InstanceNorm2d(3, affine=True), head=(3, 2),
+        ).double()  # fmt: skip
+        found.append(fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), ["ggn_trace"])["ggn_trace"])
+    assert found[0].value == pytest.approx(found[1].value, rel=1e-12)
 
 
 def chosen(sign: float) -> Callable[[nn.Module, Tensor], Tensor]:

@@ -3,6 +3,7 @@ fault."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -227,6 +228,9 @@ class Judgement:
     def eigenvalue(self, name: str, layer: str | None, H: Tensor) -> None:
         """A lower bound is not above the largest, and has an eigenvalue as near as its residual says."""
         estimate = self.report[name, layer] if layer else self.report[name]
+        if not bool(H.isfinite().all()):
+            self.number(name, layer, math.nan, 0.0)
+            return
         values = torch.linalg.eigvalsh((H + H.T) / 2)
         at, rounding = f"{name} at {layer}" if layer else name, TOLERANCE * float(values.abs().max()) + 1e-12
         if estimate.kind in ("undefined", "exact"):
@@ -245,6 +249,8 @@ def held_product(truth: Truth, v: dict[str, Tensor], Hv: dict[str, Tensor], verd
     """One Hessian product against the explicit matrix."""
     if set(Hv) != set(truth.parameters):
         verdict.fault("wrong Hessian product", f"over {sorted(set(Hv) ^ set(truth.parameters))}")
+        return
+    if not bool(truth.H.isfinite().all()):  # such as behind the root of a constant: a product may be NaN or a number
         return
     true = truth.H @ torch.cat([v[name].flatten() for name in truth.parameters])
     found = torch.cat([Hv[name].flatten() for name in truth.parameters])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from flatlens.measures.definition import HEADWISE, LAYERWISE, PERMUTATION, Parts
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import ALL, LARGEST_OF_NOISY
 from flatlens.measures.traces import Effort, FunctionalHessianPart, plus, sampled
-from flatlens.operations.graph import Node
+from flatlens.operations.graph import LEAF, Graph, Node, walk
 from flatlens.operations.pair_finders import HeadFinder, NormScale
 from flatlens.operations.parameter_uses import features_of
 from flatlens.operations.weight_pairs import Entries, NotUnderstood
@@ -30,6 +32,26 @@ from flatlens.problem.eval_context import differentiable
 from flatlens.progress import PRODUCTS
 
 OTHER_PRODUCTS = "the network does other matrix products on other samples"
+
+Product: TypeAlias = "tuple[Hashable, ...]"
+"""What finds a matrix product with a parameter in any pass: how its weight is made of the parameter, its turn among the
+products whose weights are made alike, and how many there are."""
+
+
+def products_of(graph: Graph) -> dict[Product, Node]:
+    """Return the matrix products of a pass, by what finds them in another one, where other samples take other ways."""
+    ways: dict[Node, Product] = {}
+    for node in sorted(filter(graph.is_product, graph.nodes), key=lambda node: node._sequence_nr()):
+        behind = walk([node.next_functions[-1]], lambda edge: [one for one in edge[0].next_functions if one[0]])
+        ways[node] = tuple(
+            graph.names.get(id(one.variable)) if one.name() == LEAF else (one.name(), number) for one, number in behind
+        )
+    many, turn = Counter(ways.values()), Counter[Product]()
+    found = {}
+    for node, way in ways.items():
+        turn[way] += 1
+        found[*way, turn[way], many[way]] = node
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +62,7 @@ class HeadWeight:
     part: str
     entries: Entries
     reads: bool
-    uses: tuple[tuple[int, Tensor], ...]  #: (which matrix product of the pass, its outputs or inputs that are meant)
+    uses: tuple[tuple[Product, Tensor], ...]  #: (which matrix product of a pass, its outputs or inputs that are meant)
     norm: NormScale | None  #: the norm whose features it reads and nothing else does
     bias: Entries | None  #: what is added to the features that it makes by reading
 
@@ -106,11 +128,11 @@ class SeenChunk:
     """The features that each matrix product reads in a chunk, and the derivatives of the outputs at what it gives."""
 
     n: int
-    read: dict[int, Tensor]  #: (rows, inputs) float64
-    slopes: dict[int, Tensor]  #: (N, rows, outputs) float64
-    samples: dict[int, Tensor]  #: the sample of each row, (rows,); -1 where no output depends on the row
+    read: dict[Product, Tensor]  #: (rows, inputs) float64
+    slopes: dict[Product, Tensor]  #: (N, rows, outputs) float64
+    samples: dict[Product, Tensor]  #: the sample of each row, (rows,); -1 where no output depends on the row
 
-    def summed(self, product: int, left: Tensor, right: Tensor) -> Tensor:
+    def summed(self, product: Product, left: Tensor, right: Tensor) -> Tensor:
         """Return the sum over each sample's rows of outer products, (N, n, a, b), from (N, rows, a) and (rows, b)."""
         at = self.samples[product]
         each = [left[:, at == i].transpose(1, 2) @ right[at == i] for i in range(self.n)]
@@ -120,7 +142,7 @@ class SeenChunk:
 def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
     """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
     with read_heads(lens.problem, lens.model) as (found, scales):
-        products = [node for node in found.graph.nodes if found.graph.is_product(node)]
+        products = products_of(found.graph)
         weights = {}
         for part, pairs in (("query_key", found.queries), ("value_output", found.values)):
             counts: dict[str, int] = {}
@@ -136,7 +158,7 @@ def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
 
 def _weights(
     finder: HeadFinder,
-    products: list[Node],
+    products: dict[Product, Node],
     norms: list[NormScale],
     head: str,
     part: str,
@@ -144,9 +166,9 @@ def _weights(
 ) -> Iterator[HeadWeight]:
     """Yield the weights among the entries of one product of a head; biases are left out."""
     for entries in several:
-        rows: list[tuple[int, Tensor]] = []
-        columns: list[tuple[int, Tensor]] = []
-        for number, product in enumerate(products):
+        rows: list[tuple[Product, Tensor]] = []
+        columns: list[tuple[Product, Tensor]] = []
+        for known, product in products.items():
             try:
                 weights = finder.weights.of(product)
             except NotUnderstood:
@@ -159,12 +181,12 @@ def _weights(
                     continue
                 order = features[at[features, 0].argsort()][entries.at[:, 0].argsort().argsort()]
                 if torch.equal(at[order], entries.at):
-                    uses.append((number, order))
+                    uses.append((known, order))
         norm, bias = None, None
         if rows:
             # the norm whose features it reads, in their order, and what is added to the features that it makes
-            (number, order), *_ = rows
-            product, weights = products[number], finder.weights.of(products[number])
+            (known, order), *_ = rows
+            product, weights = products[known], finder.weights.of(products[known])
             at = weights.at.T
             near = (n for n in norms if product in n.nodes and any(torch.equal(read.at, at) for read, _ in n.readers))
             norm, bias = next(near, None), next(iter(weights.rows(order)[1:]), None)
@@ -172,32 +194,32 @@ def _weights(
             yield HeadWeight(head, part, entries, bool(rows), tuple(rows or columns), norm, bias)
 
 
-def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Tensor]:
+def seen_of(lens: Lens, batch: Batch, wanted: Collection[Product]) -> tuple[SeenChunk, Tensor]:
     """Return what is seen of a chunk, and the losses' curvature in the outputs, (n, N, N)."""
     problem, model = lens.problem, lens.model
     tape, _, f, y = run_recorded(problem, model, batch)
-    products = [node for node in tape.graph.nodes if tape.graph.is_product(node)]
-    if wanted[-1] >= len(products):
+    products = products_of(tape.graph)
+    if not products.keys() >= {*wanted}:
         raise NotUnderstood(OTHER_PRODUCTS)
     n, N = f.shape
-    one = torch.eye(N, dtype=f.dtype, device=f.device)[:, None].expand(N, n, N)
+    units = torch.eye(N, dtype=f.dtype, device=f.device)[:, None].expand(N, n, N)
     some = (1 + torch.rand(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(f)
     numbers = torch.arange(1, n + 1).to(f)
-    u = torch.cat([one, some.expand(1, n, N), (numbers[:, None] * some).expand(1, n, N)])
-    edges = [GradientEdge(products[number], 0) for number in wanted]
+    u = torch.cat([units, some.expand(1, n, N), (numbers[:, None] * some).expand(1, n, N)])
+    edges = [GradientEdge(products[one], 0) for one in wanted]
     # autograd frees these with the graph
-    found = {number: features_of(products[number]) for number in wanted}
-    read = {number: phi.to(torch.float64) for number, phi in found.items() if phi is not None}
+    found = {one: features_of(products[one]) for one in wanted}
+    read = {one: phi.to(torch.float64) for one, phi in found.items() if phi is not None}
     slopes = torch.autograd.grad([f], edges, [u], is_grads_batched=True, allow_unused=True)
     with torch.no_grad():
         C = problem.loss.output_hessian(f.detach(), y).to("cpu", torch.float64)
-    each: dict[int, Tensor] = {}
-    samples: dict[int, Tensor] = {}
-    for number, slope in zip(wanted, slopes, strict=True):
+    each: dict[Product, Tensor] = {}
+    samples: dict[Product, Tensor] = {}
+    for product, slope in zip(wanted, slopes, strict=True):
         if slope is None:
             raise NotUnderstood(OTHER_PRODUCTS)
-        each[number] = slope[:N].detach().to(torch.float64)
-        samples[number] = _samples(slope[N].detach(), slope[N + 1].detach(), n)
+        each[product] = slope[:N].detach().to(torch.float64)
+        samples[product] = _samples(slope[N].detach(), slope[N + 1].detach(), n)
     return SeenChunk(n, read, each, samples), C.to(f.device)
 
 
@@ -339,7 +361,7 @@ def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
     sums = torch.zeros(len(weights), dtype=torch.float64)
     problem, model = lens.problem.as_asked(), lens.model
     values = dict(model.named_parameters())
-    wanted = sorted({product for one in weights for product, _ in one.uses})
+    wanted = list(dict.fromkeys(product for one in weights for product, _ in one.uses))
     most = max(1, min(64, problem.memory // (4 * lens.plan.bytes_per_sample(problem.outputs))))
     with (
         problem.ranks.as_one(),

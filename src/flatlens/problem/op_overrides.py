@@ -137,8 +137,8 @@ def _in_order(norm: Callable[..., Tensor], always: bool) -> Callable[..., Tensor
     first derivative is already wrong. An instance norm makes such an axis itself.
     """
 
-    def laid_out(t: Tensor) -> Tensor:
-        return t.contiguous() if always or 1 in t.shape else t
+    def laid_out(t: Tensor | None) -> Tensor | None:  # autograd gives None where nothing depends on the norm
+        return t.contiguous() if t is not None and (always or 1 in t.shape) else t
 
     @wraps(norm)
     def plain(input: Tensor, *given: Any, **options: Any) -> Tensor:
