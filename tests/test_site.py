@@ -22,7 +22,12 @@ import flatlens as fl
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
+SITE_ALONE = ("2_your", "3_", "5_", "7_")
+"""Of the tutorials, whose code is run by each build of the site: as notebooks they have no part that others lack."""
+TUTORIALS = [
+    pytest.param(path, marks=pytest.mark.slow if path.stem.startswith(SITE_ALONE) else (), id=path.stem)
+    for path in sorted((DOCS / "tutorials").glob("*.py"))
+]
 
 
 def script(name):
@@ -118,7 +123,7 @@ def test_one_version_everywhere():
     assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
 
 
-@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("tutorial", TUTORIALS)
 def test_a_tutorial_runs_as_a_notebook(tutorial, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(fl.__file__).parents[1]))
     blocks = split_code_and_text_blocks(str(tutorial))[1]
