@@ -163,7 +163,7 @@ def _welch(mine: Array, theirs: Array, empty: GroupDifference) -> GroupDifferenc
     if min(len(mine), len(theirs)) < FEWEST_DESCRIBED:
         return replace(empty, note=f"fewer than {FEWEST_DESCRIBED} networks in a group")
     if max(np.ptp(of) / max(abs(of).max(), 1e-300) for of in (mine, theirs)) < ROUNDING_SHARE:
-        return replace(empty, note="the values within each group are equal: no interval")
+        return replace(empty, note="the values within each group are equal")
     test = ttest_ind(mine, theirs, equal_var=False)
     low, high = test.confidence_interval(0.95)
     return replace(empty, low=float(low), high=float(high), p=float(test.pvalue))
