@@ -1,6 +1,7 @@
 """flatlens beside PyHessian, curvlinops with scipy's eigsh, hessian-eigenthings and BackPACK.
 
     python -m benchmarks.curvature [--repeats 3] [--threads 2] [--only eigenvalue trace gauss_newton relative_flatness]
+                                   [--beside PyHessian]
 
 The networks, data (n = 2000) and threads are the same for all; `benchmarks/peers` says how to install the others. Each
 contestant reports its value, its relative error against a reference made without any of them (`peers/cases.py`; root
@@ -10,7 +11,7 @@ more than `PATIENCE` seconds stops after two runs, one that has used more than `
 the other tasks in the file as they were. Every task records its machine and its load. About a quarter of an hour.
 
 On a busy machine threads wait for each other, which lengthens both the wall-clock and the processor seconds. There,
-only processor seconds on one thread can be compared.
+only processor seconds on one thread can be compared: with `--threads 1` the results have names of their own.
 """
 
 from __future__ import annotations
@@ -95,11 +96,14 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def compare(task: str, case: Case, reference: float, repeats: int, folder: Path) -> dict[str, Any]:
-    """Compare one task on one network: a row for each contestant."""
+def compare(
+    task: str, case: Case, reference: float, repeats: int, folder: Path, names: tuple[str, ...] = ("",)
+) -> dict[str, Any]:
+    """Compare one task on one network: a row for each contestant whose name begins with one of `names`."""
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
-    for who, make in contestants.of(task, case).items():
+    chosen = {who: make for who, make in contestants.of(task, case).items() if who.startswith(names)}
+    for who, make in chosen.items():
         try:
             runs[who] = make(case)
         except Exception as error:
@@ -242,11 +246,13 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
+    options.add_argument("--beside", nargs="+", default=[""], help="contestants whose names begin so, besides flatlens")
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
     result: dict[str, Any] = {"n": cases.N_SAMPLES, "repeats": chosen.repeats, "versions": versions()}
     tasks = machine.earlier("curvature").get("tasks", {})
-    tasks |= {task: {"machine": machine.describe(), "networks": {}} for task in chosen.only}
+    key = {task: f"{task}, one thread" if chosen.threads == 1 else task for task in chosen.only}
+    tasks |= {key[task]: {"machine": machine.describe(), "networks": {}} for task in chosen.only}
     with tempfile.TemporaryDirectory() as folder:
         for kind in cases.BUILDERS:
             wanted = [task for task in chosen.only if kind in KINDS[task]]
@@ -255,10 +261,11 @@ def main() -> None:
                 for task in wanted:
                     if task == "relative_flatness" and "trained" not in case.name:
                         continue
-                    found = compare(task, case, REFERENCES[task](case), chosen.repeats, Path(folder))
+                    names = ("flatlens", *chosen.beside)
+                    found = compare(task, case, REFERENCES[task](case), chosen.repeats, Path(folder), names)
                     conclude(task, case, found)
                     show(task, case.name, found)
-                    tasks[task]["networks"][case.name] = found
+                    tasks[key[task]]["networks"][case.name] = found
                 machine.save("curvature", {**result, "tasks": tasks})
 
 

@@ -27,7 +27,7 @@ from flatlens.problem.op_overrides import HALF
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""
 _ASIDE = 0.03  #: how far aside the test takes place, in these units: zero biases and black pixels may lie on kinks
-_RANDOM = 4  #: number of random directions
+_RANDOM = 5  #: number of random directions
 _APART = 0.05  #: smallest difference from autograd's derivative, relative to the larger of both, that counts
 _AGREE = 0.2
 """Largest spread of the differences over several steps, relative to their mean, and to its distance from autograd's."""
@@ -296,13 +296,15 @@ class _Combination(_Moved):
                 factor = self.lengths[side] / (float(torch.linalg.vector_norm(along)) or 1.0)
                 moves.append((along, factor))
                 slopes.append(factor * float(torch.dot(gradient.flatten(), along.flatten())))
-            # Both sides at once, each so far that its slope is the smaller one: where their sum agrees, so does each
-            # but by chance.
-            least = min(map(abs, slopes))
-            if len(moves) == 2 and least > 0:
-                pair = [(along, factor * least / slope) for (along, factor), slope in zip(moves, slopes, strict=True)]
-                if abs(self.difference(dict(enumerate(pair)), self.step) - 2 * least) <= _APART * least:
-                    continue
+            # Both sides at once, each so far that the least that would be told of it has the same size: where their sum
+            # agrees, so does each but by chance. Slopes have one sign, so that a reversed gradient cannot cancel.
+            unseen = [max(_APART * abs(slope), 2 * _ROUNDINGS * self.rounding / self.step) for slope in slopes]
+            least = min(unseen)
+            shares = [math.copysign(least / (own or 1.0), slope) for own, slope in zip(unseen, slopes, strict=True)]
+            pair = {side: (moves[side][0], share * moves[side][1]) for side, share in enumerate(shares)}
+            expected = sum(share * slope for share, slope in zip(shares, slopes, strict=True))
+            if len(pair) == 2 and least and abs(self.difference(pair, self.step) - expected) <= least:
+                continue
             for side, slope in enumerate(slopes):
                 told[side] = told[side] or self._words_along(side, moves[side], slope)
         return told
