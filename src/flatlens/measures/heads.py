@@ -33,20 +33,20 @@ from flatlens.progress import PRODUCTS
 
 OTHER_PRODUCTS = "the network does other matrix products on other samples"
 
-Product: TypeAlias = "tuple[Hashable, ...]"
+ProductKey: TypeAlias = "tuple[Hashable, ...]"
 """What finds a matrix product with a parameter in any pass: how its weight is made of the parameter, its turn among the
 products whose weights are made alike, and how many there are."""
 
 
-def products_of(graph: Graph) -> dict[Product, Node]:
+def products_of(graph: Graph) -> dict[ProductKey, Node]:
     """Return the matrix products of a pass, by what finds them in another one, where other samples take other ways."""
-    ways: dict[Node, Product] = {}
+    ways: dict[Node, ProductKey] = {}
     for node in sorted(filter(graph.is_product, graph.nodes), key=lambda node: node._sequence_nr()):
         behind = walk([node.next_functions[-1]], lambda edge: [one for one in edge[0].next_functions if one[0]])
         ways[node] = tuple(
             graph.names.get(id(one.variable)) if one.name() == LEAF else (one.name(), number) for one, number in behind
         )
-    many, turn = Counter(ways.values()), Counter[Product]()
+    many, turn = Counter(ways.values()), Counter[ProductKey]()
     found = {}
     for node, way in ways.items():
         turn[way] += 1
@@ -62,7 +62,9 @@ class HeadWeight:
     part: str
     entries: Entries
     reads: bool
-    uses: tuple[tuple[Product, Tensor], ...]  #: (which matrix product of a pass, its outputs or inputs that are meant)
+    uses: tuple[
+        tuple[ProductKey, Tensor], ...
+    ]  #: (which matrix product of a pass, its outputs or inputs that are meant)
     norm: NormScale | None  #: the norm whose features it reads and nothing else does
     bias: Entries | None  #: what is added to the features that it makes by reading
 
@@ -128,11 +130,11 @@ class SeenChunk:
     """The features that each matrix product reads in a chunk, and the derivatives of the outputs at what it gives."""
 
     n: int
-    read: dict[Product, Tensor]  #: (rows, inputs) float64
-    slopes: dict[Product, Tensor]  #: (N, rows, outputs) float64
-    samples: dict[Product, Tensor]  #: the sample of each row, (rows,); -1 where no output depends on the row
+    read: dict[ProductKey, Tensor]  #: (rows, inputs) float64
+    slopes: dict[ProductKey, Tensor]  #: (N, rows, outputs) float64
+    samples: dict[ProductKey, Tensor]  #: the sample of each row, (rows,); -1 where no output depends on the row
 
-    def summed(self, product: Product, left: Tensor, right: Tensor) -> Tensor:
+    def summed(self, product: ProductKey, left: Tensor, right: Tensor) -> Tensor:
         """Return the sum over each sample's rows of outer products, (N, n, a, b), from (N, rows, a) and (rows, b)."""
         at = self.samples[product]
         each = [left[:, at == i].transpose(1, 2) @ right[at == i] for i in range(self.n)]
@@ -158,7 +160,7 @@ def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
 
 def _weights(
     finder: HeadFinder,
-    products: dict[Product, Node],
+    products: dict[ProductKey, Node],
     norms: list[NormScale],
     head: str,
     part: str,
@@ -166,8 +168,8 @@ def _weights(
 ) -> Iterator[HeadWeight]:
     """Yield the weights among the entries of one product of a head; biases are left out."""
     for entries in several:
-        rows: list[tuple[Product, Tensor]] = []
-        columns: list[tuple[Product, Tensor]] = []
+        rows: list[tuple[ProductKey, Tensor]] = []
+        columns: list[tuple[ProductKey, Tensor]] = []
         for known, product in products.items():
             try:
                 weights = finder.weights.of(product)
@@ -194,7 +196,7 @@ def _weights(
             yield HeadWeight(head, part, entries, bool(rows), tuple(rows or columns), norm, bias)
 
 
-def seen_of(lens: Lens, batch: Batch, wanted: Collection[Product]) -> tuple[SeenChunk, Tensor]:
+def seen_of(lens: Lens, batch: Batch, wanted: Collection[ProductKey]) -> tuple[SeenChunk, Tensor]:
     """Return what is seen of a chunk, and the losses' curvature in the outputs, (n, N, N)."""
     problem, model = lens.problem, lens.model
     tape, _, f, y = run_recorded(problem, model, batch)
@@ -213,8 +215,8 @@ def seen_of(lens: Lens, batch: Batch, wanted: Collection[Product]) -> tuple[Seen
     slopes = torch.autograd.grad([f], edges, [u], is_grads_batched=True, allow_unused=True)
     with torch.no_grad():
         C = problem.loss.output_hessian(f.detach(), y).to("cpu", torch.float64)
-    each: dict[Product, Tensor] = {}
-    samples: dict[Product, Tensor] = {}
+    each: dict[ProductKey, Tensor] = {}
+    samples: dict[ProductKey, Tensor] = {}
     for product, slope in zip(wanted, slopes, strict=True):
         if slope is None:
             raise NotUnderstood(OTHER_PRODUCTS)
