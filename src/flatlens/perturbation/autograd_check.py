@@ -96,7 +96,7 @@ def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
             in_weights, in_inputs = map(words.format, _SIDES)
             told = in_weights if rounded - {id(leaf)} else "", in_inputs if id(leaf) in rounded else ""
             finer = torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
-            if finer and not rounded and not problem.sharded:
+            if finer and not rounded and problem.parameters and not problem.sharded:
                 dtype = _out_of_sight(problem, model) or dtype
         problem.facts[_INSIDE], problem.facts[_QUANTISED] = dtype, told
     found: torch.dtype = problem.facts[_INSIDE]

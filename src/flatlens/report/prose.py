@@ -27,7 +27,11 @@ _CODE = re.compile(r"`([^`]+)`")
 _EMPHASIS = re.compile(r"\*([^*]+)\*")
 _FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
 _BRACES = re.compile(r"(?:\\mathbb)?\{([^{}]*)\}")
-_CHARACTERS = {r"\epsilon": "ε", r"\cdot": "·", r"\geq": "≥", r"\to": "→", r"\pi": "π", r"\sin": "sin"}
+_BARE = re.compile(r"\\[a-z]+(?:\{[^{}]*\})?|\^\*")  #: TeX that stands outside of a formula
+_CHARACTERS = {
+    r"\epsilon": "ε", r"\cdot": "·", r"\geq": "≥", r"\leq": "≤", r"\to": "→", r"\pi": "π", r"\sin": "sin", r"\ell": "ℓ",
+    r"\alpha": "α", r"\ldots": "…", "^*": "⋆",
+}  # fmt: skip
 """The commands of TeX in quotes that the cards' symbols do not have."""
 
 
@@ -47,13 +51,18 @@ def quoted(text: str) -> Markup:
     '<em>slower</em> O((log(N)N^-1)^(1/d)) decay'
     """
     parts = [str(escape(part)) for part in text.split("$")]
-    for at in range(1, len(parts), 2):  # formulas; one with an unknown command stays as it is
-        formula = _BRACES.sub(r"\1", _FRACTION.sub(r"(\1/\2)", parts[at]))
-        for command, character in _CHARACTERS.items():
-            formula = formula.replace(command, character)
-        parts[at] = plain(formula) or parts[at]
-    parts[::2] = [_EMPHASIS.sub(r"<em>\1</em>", part) for part in parts[::2]]
+    parts[1::2] = map(_in_characters, parts[1::2])
+    outside = (_BARE.sub(lambda found: _in_characters(found[0]), part) for part in parts[::2])
+    parts[::2] = [_EMPHASIS.sub(r"<em>\1</em>", part) for part in outside]
     return Markup("".join(parts))
+
+
+def _in_characters(formula: str) -> str:
+    """Return a formula of TeX in plain characters; one with an unknown command stays as it is."""
+    found = _BRACES.sub(r"\1", _FRACTION.sub(r"(\1/\2)", formula))
+    for command, character in _CHARACTERS.items():
+        found = found.replace(command, character)
+    return plain(found) or formula
 
 
 def cited(sources: Iterable[str]) -> dict[str, str]:
