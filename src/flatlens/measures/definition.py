@@ -171,7 +171,13 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
 
 
 def mean_of_finite(values: Tensor, why: str) -> Reduced:
-    """Return the mean over the samples with a value; the note counts the others."""
+    """Return the mean over the samples with a value, of all samples' values (n,); the note counts the others.
+
+    As a measure's `reduce`: `partial(mean_of_finite, why="without any response")`.
+
+    >>> mean_of_finite(torch.tensor([1.0, 3.0, torch.nan]), "without any response").note
+    '1 of 3 samples without any response, left out'
+    """
     there = torch.isfinite(values)
     if not bool(there.any()):
         return Reduced(math.nan, values, f"every sample is {why}", "undefined")
