@@ -81,9 +81,11 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
         measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
     )
+    # each scheme with each pair of batch size and learning rate, as many times as the scale has time for
     seeds = {"smoke": 1, "laptop": 3, "desk": 6, "paper": 9}[scale]
     schemes = _INITS[:2] if scale == "smoke" else _INITS
     setups = own_seeds("init+batch_size+lr", [(init, *pair) for init in schemes for pair in _X14_BATCHES[scale]], seeds)
+    # the gaps, and measures of layer 5 before and after layers are rescaled
     shown = (
         GAP,
         Quantity("5 x summed test less summed training loss", SUMMED_GAP, role="result"),

@@ -198,6 +198,7 @@ FITTED = until_partner(SMOOTHING, "accuracy", 0.99, _ALIKE)
 def _x6(scale: Scale) -> Mapping[str, Study]:
     data, model = rows(scale)
     models: tuple[Architecture, ...] = (model,)
+    # smaller learning rates take more steps to the same time, lr times steps, and look as often in this time
     paces: tuple[tuple[float, int, int], ...] = {
         "smoke": ((0.08, 60, 5),),
         "laptop": ((0.08, 150, 5), (0.04, 300, 10), (0.02, 600, 20)),
@@ -215,6 +216,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         models = (NARROW_VGG, replace(NARROW_VGG, batchnorm=False), NARROW_RESNET)
     if scale == "paper":
         data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)
+    # followed through training: with the accuracy, which tells where a network has fitted
     shown = (_EXCESS, BATCH_SHARPNESS, SOFTMAXED)
     followed = (*(q.column for q in shown), "accuracy")
     training = Training(SGD(0.08), ghost_batch=ghosts, max_steps=1)
