@@ -10,7 +10,7 @@ from networks import network
 
 import flatlens as fl
 
-RUNS = {4: 100, 8: 60, 16: 60}  #: sets of so many draws
+RUNS = {4: 200, 8: 100, 16: 60}  #: sets of so many draws
 WIDEST = {4: 6, 8: 4, 16: 2, 32: 1.5}
 """Largest reported error, in true ones: Student's quantile and `mean_of_forms` make those of few draws wider."""
 

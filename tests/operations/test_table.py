@@ -7,6 +7,7 @@ classes that need some are in `of_the_table`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -306,8 +307,8 @@ ROLES: dict[str | None, dict[str, tuple[Any, ...]]] = {
 }
 # activations, those above apart: what their entry's module does
 for one in OPERATIONS:
-    for module in modules(one) if one.effect == "each" and one.nodes else ():
-        ROLES[one.role].setdefault(f"{one.nodes[:-1]}Backward{one.nodes[-1]}", (made(module), M))
+    for module, node in product(modules(one), one.node_names) if one.effect == "each" else ():
+        ROLES[one.role].setdefault(node, (made(module), M))
 
 ELSEWHERE = {  # made on other devices alone
     "CtcLossBackward1",
@@ -359,17 +360,16 @@ def test_a_node_is_named_and_acts_as_the_table_says(role: str | None, name: str)
 
 
 def test_every_node_of_the_table_was_made() -> None:
-    stems = [stem for one in OPERATIONS for stem in one.nodes.split()]
-    listed = [f"{stem[:-1]}Backward{stem[-1]}" if stem[-1].isdigit() else stem for stem in stems]
+    listed = [name for one in OPERATIONS for name in one.node_names]
     assert set(listed) <= {name for cases in ROLES.values() for name in cases} | ELSEWHERE
     assert len(set(listed)) == len(listed)
 
 
 def test_kinks_are_what_bends_sharply() -> None:
     """Whatever is piecewise linear and not linear; among other operations those whose pieces meet."""
-    activations = {node for one, module in ENTRIES if one.effect == "each" for node in one.nodes.split()}
+    activations = {name for one, module in ENTRIES if one.effect == "each" for name in one.node_names}
     sharp = {name for cases in ROLES.values() for name in cases if has_kink(name)}
-    sharp -= {f"{node[:-1]}Backward{node[-1]}" for node in activations} - PIECEWISE.keys()
+    sharp -= activations - PIECEWISE.keys()
     curved = {"HuberLoss", "SmoothL1Loss", "MultiMarginLoss"}
     others = {"WhereBackward0", "PreluKernelBackward0", "torch::autograd::CopySlices"}
     assert sharp == {*PIECEWISE, *others, *(f"{name}Backward0" for name in curved)}

@@ -104,7 +104,7 @@ def test_learning_rates_and_batch_sizes_on_cifar_100_draw_their_figures(publishe
         sets = next(axis for axis in study.axes if axis.name.startswith("data+"))
         assert [(data.name, classes) for data, classes, _ in sets.values] == [("cifar10", 10), ("cifar100", 100)]
         without_stop = tuple((data, classes, None) for data, classes, _ in sets.values)
-        ends = {sets.name: without_stop, "lr": (0.1,), "batch_size": (4, 8)}
+        ends = {sets.name: without_stop, "lr": (0.1, 0.01), "batch_size": (4, 8)}
         few = tiny(study, ends, max_steps=2, check_every=2)
         # without the search for the local variation, most of the time: it is no part of these figures
         kept = tuple(one for one in few.quantities if one.column != LOCAL_VARIATION)

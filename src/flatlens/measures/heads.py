@@ -62,9 +62,7 @@ class HeadWeight:
     part: str
     entries: Entries
     reads: bool
-    uses: tuple[
-        tuple[ProductKey, Tensor], ...
-    ]  #: (which matrix product of a pass, its outputs or inputs that are meant)
+    uses: tuple[tuple[ProductKey, Tensor], ...]  #: (a matrix product, its outputs or inputs that are meant)
     norm: NormScale | None  #: the norm whose features it reads and nothing else does
     bias: Entries | None  #: what is added to the features that it makes by reading
 

@@ -130,6 +130,11 @@ searched = partial(
 )
 
 
+def _norm(g: LayerGrams, softmax: bool = False) -> Tensor:
+    """Return ||df/dx||_2 per sample, (n,), or that of softmax(f)."""
+    return (g.softmax_eigenvalues if softmax else g.eigenvalues)[:, -1].sqrt()
+
+
 @of_input(id="M3", symbol=r"\mathrm{MLS}", source="compression Def. 3.7")
 def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     """Maximum local sensitivity: mean_i ||df/dx_i||_2, to the network's input, or through one layer.
@@ -137,7 +142,7 @@ def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     `softmax=True` takes the derivatives of softmax(f) in place of f; `jacobian_norm(softmax=True)` is the maximum of
     the same norms.
     """
-    return (g.softmax_eigenvalues if softmax else g.eigenvalues)[:, -1].sqrt()
+    return _norm(g, softmax)
 
 
 @of_input(
@@ -150,7 +155,7 @@ def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
 )
 def nmls(g: LayerGrams) -> Tensor:
     """Network MLS: the sum over linear layers of mean_i ||df/dx^l_i||_2, each through its layer (rows of `mls`)."""
-    return g.eigenvalues[:, -1].sqrt()
+    return _norm(g)
 
 
 @of_input(id="M4", symbol=r"\max_i \|Jf(x_i)\|_2", source="sharpening section 4, A.1, B.1", reduce=largest)
@@ -159,7 +164,7 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
 
     `softmax=True` takes the derivatives of p = softmax(f). Their Gram matrix is P G P, with P = diag(p) - p p^T.
     """
-    return (g.softmax_eigenvalues if softmax else g.eigenvalues)[:, -1].sqrt()
+    return _norm(g, softmax)
 
 
 @of_input(id="M7", symbol=r"\overline{\|x\|^2 \|Jf\|_2^2}", source="compression Def. F.1", unit="output^2")

@@ -197,6 +197,11 @@ class Operation:
     axes: int = 0  #: number of axes of a window, counted from the last
 
     @property
+    def node_names(self) -> list[str]:
+        """Return the full names of autograd's nodes."""
+        return [f"{stem[:-1]}Backward{stem[-1]}" if stem[-1].isdigit() else stem for stem in self.nodes.split()]
+
+    @property
     def affine(self) -> bool:
         """Return whether the operation is affine in its first tensor, everything else fixed."""
         return self.role in ("linear", "bilinear", "quotient") and not self.kinks
@@ -342,8 +347,7 @@ def _keys(one: Operation) -> Iterator[Any]:
                 yield found.forward if home is nn else found
         if hasattr(Tensor, name):
             yield name
-    for stem in one.nodes.split():
-        yield f"{stem[:-1]}Backward{stem[-1]}" if stem[-1].isdigit() else stem
+    yield from one.node_names
 
 
 _KNOWN: dict[Any, Operation] = {key: one for one in OPERATIONS for key in _keys(one)}

@@ -309,9 +309,14 @@ def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfC
 @deferred
 def ranked(results: Results, table: Table, columns: Sequence[str]) -> pd.DataFrame:
     """Return the ranks of the columns within each case: Pearson's r of the ranks is Spearman's coefficient."""
-    networks = table(results)
+    return ranks_within(table(results), columns, CASE)
+
+
+def ranks_within(networks: pd.DataFrame, columns: Sequence[str], by: str | None = None) -> pd.DataFrame:
+    """Return the networks with the ranks of the columns, among those with the same value of `by`, or among all."""
     trained = trained_ones(networks)[0]
-    ranks = numbers_of(trained, columns).groupby(trained[CASE]).rank()
+    numbers = numbers_of(trained, columns)
+    ranks = numbers.rank() if by is None else numbers.groupby(trained[by]).rank()
     return networks.assign(**{column: ranks[column] for column in columns})
 
 

@@ -29,10 +29,9 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.coded_bound import coded_bound
-from flatlens.papers.contrasts import all_of, mean_of, ranked, readings
+from flatlens.papers.contrasts import all_of, mean_of, ranks_within, readings
 from flatlens.papers.evidence import (
     ACCURACY_GAP,
-    CASE,
     UNIT,
     Evidence,
     Table,
@@ -174,9 +173,7 @@ def none_near(reading: str) -> Evidence:
 
 def network_ranks(results: Results) -> pd.DataFrame:
     """Return the networks with ranks, within each separation, of relative flatness and both gaps."""
-    networks = reached("clusters")(results)
-    by = these(networks.assign(**{CASE: networks["separation"]}))
-    return ranked(by, [FLATNESS, "generalisation_gap", ACCURACY_GAP])(results).drop(columns=CASE)
+    return ranks_within(reached("clusters")(results), [FLATNESS, "generalisation_gap", ACCURACY_GAP], "separation")
 
 
 rises_in_each_reading = readings(
@@ -457,7 +454,7 @@ def minima(results: Results) -> pd.DataFrame:
 
 def minima_ranks(results: Results) -> pd.DataFrame:
     """Return the networks of `minima` with ranks of the five measures and of the gap."""
-    return ranked(these(minima(results).assign(**{CASE: ""})), [*RIGHT, "gap"])(results).drop(columns=CASE)
+    return ranks_within(minima(results), [*RIGHT, "gap"])
 
 
 def of_accuracies(results: Results) -> pd.DataFrame:

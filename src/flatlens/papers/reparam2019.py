@@ -22,9 +22,8 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.contrasts import ranked, readings, strength, stronger, weaker
+from flatlens.papers.contrasts import ranks_within, readings, strength, stronger, weaker
 from flatlens.papers.evidence import (
-    CASE,
     UNIT,
     Evidence,
     Table,
@@ -32,7 +31,6 @@ from flatlens.papers.evidence import (
     independent,
     mark_left_out,
     reached,
-    these,
     trained_ones,
 )
 from flatlens.papers.experiment import (
@@ -320,8 +318,7 @@ def mlps(results: Results) -> pd.DataFrame:
 
 def mlps_ranks(results: Results) -> pd.DataFrame:
     """Return the networks of `mlps` with ranks of all measures and of the gap."""
-    columns = [*ALL_SYMBOLS, *NETWORK_WISE, "generalisation_gap"]
-    return ranked(these(mlps(results).assign(**{CASE: ""})), columns)(results).drop(columns=CASE)
+    return ranks_within(mlps(results), [*ALL_SYMBOLS, *NETWORK_WISE, "generalisation_gap"])
 
 
 def mlp_changes(results: Results) -> pd.DataFrame:

@@ -42,8 +42,7 @@ _FALLS = 0.125  #: share of the roughness over long steps that is left over shor
 _MOVED = 4000  #: weights of which one in some dozens is rounded another way over a short step
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
-_INSIDE = "the coarsest dtype inside"
-_QUANTISED = "words on fake quantisation, which differences miss"
+_INSIDE = "the coarsest dtype inside, and fake quantisation"
 _ROUNDS = ("FakeQuantize", "FusedMovingAvgObsFq")  #: beginnings of the names of nodes of fake quantisation
 
 
@@ -62,8 +61,7 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
-            coarsest_inside(problem, model)
-            told = problem.facts[_QUANTISED]
+            _, told = _inside(problem, model)
             if told == ("", ""):
                 # a RuntimeError: it has no derivative, or does not run at other weights
                 with suppress(RuntimeError, FlatlensError), problem.measuring(model):
@@ -76,6 +74,11 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
     """Return the coarsest dtype of differentiated operations behind the outputs, if coarser than the network's."""
+    return _inside(problem, model)[0] if problem.arithmetic == "full" else problem.dtype
+
+
+def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str]]:
+    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation, which differences miss."""
     if _INSIDE not in problem.facts:
         dtype, told = problem.dtype, ("", "")
         batch, frozen = problem.place(problem.probes[0]), {id(p) for p in model.parameters() if not p.requires_grad}
@@ -98,9 +101,9 @@ def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
             finer = torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
             if finer and not rounded and problem.parameters and not problem.sharded:
                 dtype = _out_of_sight(problem, model) or dtype
-        problem.facts[_INSIDE], problem.facts[_QUANTISED] = dtype, told
-    found: torch.dtype = problem.facts[_INSIDE]
-    return found if problem.arithmetic == "full" else problem.dtype
+        problem.facts[_INSIDE] = dtype, told
+    found: tuple[torch.dtype, tuple[str, str]] = problem.facts[_INSIDE]
+    return found
 
 
 def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
