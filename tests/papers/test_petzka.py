@@ -15,20 +15,23 @@ from flatlens.bounds.relative_generalisation import rate
 from flatlens.data.synthetic import clusters, mixture
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.coded_bound import cross_validated, flatness, preimages
-from flatlens.papers.evidence import trained_ones
+from flatlens.papers.evidence import these, trained_ones
 from flatlens.papers.experiment import SUMMED_GAP
-from flatlens.papers.feature_space import FLIPPED, measured, stored
+from flatlens.papers.feature_space import FLIPPED, FOLDS, folds, measured, printed, stored
 from flatlens.papers.relative2021 import (
     AS_CODED,
+    BY_DEVIATION,
     CODED,
     FLATNESS,
     RIGHT,
     THEOREM_4,
     TIMES,
     approximated,
+    each_step,
     in_blocks,
     in_subspace,
     minima,
+    risen,
     rises,
     worst_case,
 )
@@ -160,15 +163,21 @@ def test_a_data_set_in_feature_space_is_measured_as_a_network_is():
     net = nn.Linear(8, 2).double()
     train(net, (x, y), Training(Ridge(), loss="half_squared_error", max_steps=1))
     problem = fl.Problem(net, "half_squared_error", (x, y), test=(test_x, test_y))
-    report = fl.measure(fl.Lens(problem), [FLATNESS, AS_CODED, "generalisation_gap"])
-    flatness, as_coded, gap, gap_of_error = measured((separation,), n, range(seed, seed + 1))[0, 0].tolist()
+    report = fl.measure(fl.Lens(problem), [FLATNESS, AS_CODED, BY_DEVIATION, "generalisation_gap"])
+    found = measured((separation,), n, range(seed, seed + 1))[0, 0].tolist()
+    flatness, as_coded, gap, gap_of_error, by_deviation, gap_of_labels = found
     assert flatness == pytest.approx(report[FLATNESS].value, rel=1e-9)
     assert as_coded == pytest.approx(report[AS_CODED].value, rel=1e-9)
+    assert by_deviation == pytest.approx(report[BY_DEVIATION].value, rel=1e-9)
     off = net(test_x).detach() - torch.eye(2).double()[test_y]
     error = float((off.square().sum(1) / 2).std()) / 200_000**0.5
     assert abs(gap - report["generalisation_gap"].value) < 4 * error
     wrong, wrong_here = ((net(a).argmax(1) != b).double().mean().item() for a, b in ((test_x, test_y), (x, y)))
     assert abs(gap_of_error - (wrong - wrong_here)) < 4 * (wrong / 200_000) ** 0.5
+    # the notebook's loss: one output, trained on -1 and 1, against labels 0 and 1
+    W, b = solution(x, 2.0 * y[:, None] - 1, 1.0)
+    there, here = (((a @ W.T + b).squeeze(1) - one).square() for a, one in ((test_x, test_y), (x, y)))
+    assert abs(gap_of_labels - float(there.mean() - here.mean())) < 4 * float(there.std()) / 200_000**0.5
 
 
 @pytest.mark.parametrize("separation", [0.5, 3.0])
@@ -177,7 +186,7 @@ def test_the_stored_generators_risks_are_those_of_many_samples(separation):
     draw, generator = stored(300, 5), torch.Generator().manual_seed(99)
     assert set((2.0 * draw.means[:, :6]).unique().tolist()) == {-2.0, 2.0}
     assert draw.means.unique(dim=0).shape[0] == 4
-    kappa, _, gap, gap_of_error = measured((separation,), 300, range(5, 6), "stored")[0, 0].tolist()
+    kappa, _, gap, gap_of_error, *_ = measured((separation,), 300, range(5, 6), "stored")[0, 0].tolist()
     phi, targets = draw.around + separation * draw.apart, torch.eye(2).double()[draw.labels]
     W, b = solution(phi, targets, 1.0)
     assert kappa == pytest.approx(float(W.square().sum() * phi.square().sum(1).mean()), rel=1e-9)
@@ -260,6 +269,38 @@ def test_a_blocks_correlation_is_that_of_its_data_sets(smoke_of):
     assert np.tanh(row["0-1 error, ranks"]) == pytest.approx(spearmanr(values[:, 0], values[:, 3])[0])
     z = {at: in_blocks("printed")(results).query(f"separation == {at}")["0-1 error, r"].to_numpy() for at in (1, 4)}
     assert rises("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
+    assert risen("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean())
+
+
+@pytest.mark.xdist_group("X16")
+def test_ten_data_sets_are_of_one_distribution_and_their_correlations_averaged(smoke_of):
+    results = smoke_of("X16")[1].results
+    row = in_blocks("folds")(results).query("block == 1 and separation == 4.0").iloc[0]
+    values = measured((1.0, 4.0), 60, range(TIMES, 2 * TIMES), "folds")[1].numpy().reshape(-1, FOLDS, 6)
+    r = [pearsonr(ten[:, 0], ten[:, 3])[0] for ten in values]
+    assert row["0-1 error, r"] == pytest.approx(np.arctanh(r).mean())
+    drawn = folds(60, 5)
+    assert len(drawn) == FOLDS
+    whole = printed(FOLDS * 60, 5)
+    assert all(torch.equal(one.covariances, whole.covariances) for one in drawn)
+    assert torch.equal(torch.cat([one.around for one in drawn]), whole.around)
+
+
+@pytest.mark.xdist_group("X17")
+def test_each_step_is_the_change_to_the_next_separation(smoke_of):
+    table = approximated(smoke_of("X17")[1].results)
+    falling, rising = (these(table.assign(bound=sign * table["separation"])) for sign in (-1, 1))
+    assert each_step(falling, "bound", "below")({}).value == pytest.approx(-3.0)  # the separations are 1 and 4
+    assert each_step(rising, "bound")({}).value == pytest.approx(3.0)
+
+
+@pytest.mark.xdist_group("X17")
+def test_the_share_above_and_the_room_below_are_of_bound_and_gap(smoke_of):
+    table = approximated(smoke_of("X17")[1].results)
+    bound, gap = table["bound"], table["generalisation_gap"]
+    assert (table["above"] == (bound > gap)).all()
+    assert np.allclose(table["half the gap"], 2 * gap - bound)
+    assert np.allclose(table["0.1 less slack"], 0.1 + gap - bound)
 
 
 def test_the_clusters_keep_their_distances_in_the_subspace_with_a_density():

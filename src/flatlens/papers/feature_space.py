@@ -7,12 +7,13 @@ The features are drawn as appendix C.1 says (`printed`), or as the generator doe
 calls nowhere (`stored`): centres on corners of a cube, at +-c in each coordinate; factors and the mixing of redundant
 features uniform in [-1, 0]; classes alternate; one label in a thousand is drawn anew. Beside it another one is stored
 (`second`), which differs in that factors and mixing are uniform in [-1, 1]. With the same random numbers
-features are linear in the separation, so that one draw serves all separations.
+features are linear in the separation, so that one draw serves all separations. `folds`: ten data sets in a row are of
+one distribution, drawn as C.1 says, as if 5,000 samples were cut into ten folds of 500.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Literal, TypeAlias
 
@@ -22,7 +23,9 @@ from torch import Tensor
 from flatlens.data.synthetic import CLUSTERS, INFORMATIVE, REDUNDANT, Mixture, mixture
 from flatlens.training import Ridge
 
-Generator: TypeAlias = Literal["printed", "stored", "second"]
+Generator: TypeAlias = Literal["printed", "stored", "second", "folds"]
+FOLDS = 10
+"""Data sets of one distribution, by the generator `folds`."""
 FLIPPED = 0.001
 """Share of labels that the stored generator draws anew."""
 SEEN_COLUMNS = (
@@ -30,8 +33,12 @@ SEEN_COLUMNS = (
     "relative_flatness_ggn(normalized='variance')",
     "generalisation_gap",
     "gap of the 0-1 error",
+    "relative_flatness_ggn(normalized='std')",
+    "gap of the squared error on labels 0 and 1",
 )
-"""Relative flatness, the same as coded, the gap of the half squared error, and that of the 0-1 error."""
+"""Relative flatness, the same of features divided by their variance, the gaps of the half squared error and of the 0-1
+error, relative flatness of features divided by their deviation, and the gap of the notebook of Fig. 4: of the squared
+error on labels 0 and 1 of a head that was trained on -1 and 1."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
@@ -84,11 +91,21 @@ def stored(n: int, seed: int, largest: float = 0.0) -> Draw:
     return Draw(around, means[cluster], labels, means, covariances, torch.arange(CLUSTERS) % 2, torch.tensor(FLIPPED))
 
 
+def folds(n: int, seed: int) -> list[Draw]:
+    """Draw ten times n samples of one distribution, and cut them into ten data sets."""
+    whole = printed(FOLDS * n, seed)
+    parts = (values.chunk(FOLDS) for values in (whole.around, whole.apart, whole.labels))
+    return [replace(whole, around=around, apart=apart, labels=y) for around, apart, y in zip(*parts, strict=True)]
+
+
 @lru_cache(2048)
 def measured(separations: tuple[float, ...], n: int, seeds: range, generator: Generator = "printed") -> Tensor:
-    """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 4)."""
+    """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 6)."""
     other = partial(stored, largest=float(generator == "second"))
-    draws = [printed(n, seed) if generator == "printed" else other(n, seed) for seed in seeds]
+    if generator == "folds":
+        draws = [one for seed in seeds if seed % FOLDS == 0 for one in folds(n, seed)]
+    else:
+        draws = [printed(n, seed) if generator == "printed" else other(n, seed) for seed in seeds]
     stacked = Draw(*(torch.stack([getattr(one, field.name) for one in draws]) for field in fields(Draw)))
     return torch.stack([_at(stacked, separation) for separation in separations])
 
@@ -105,12 +122,13 @@ def _at(draw: Draw, separation: float) -> Tensor:
     variance = phi.var(1, keepdim=True, correction=0)
     kappas = [
         w.square().sum((1, 2)) * features.square().sum(2).mean(1)
-        for w, features in ((W, phi), (W * variance, phi / variance))
+        for w, features in ((W, phi), (W * variance, phi / variance), (W * variance.sqrt(), phi / variance.sqrt()))
     ]
     # The risks of the training samples
     outputs = phi @ W.mT + b[:, None]
     loss = (outputs - targets).square().sum(2).mean(1) / 2
     mistaken = (outputs.argmax(2) != draw.labels).double().mean(1)
+    coded = (2 * outputs[:, :, 1] - 1 - draw.labels).square().mean(1)  # one output, of a head trained on -1 and 1
     # The exact ones, E ||W phi + b - y||^2 / 2 and the probability of a wrong class; both gaps are their differences
     at = separation * draw.means @ W.mT + b[:, None]  # (B, 4, 2)
     spread = torch.einsum("bom,bkmj,boj->bk", W, draw.covariances, W)
@@ -123,4 +141,7 @@ def _at(draw: Draw, separation: float) -> Tensor:
     changed = draw.anew[:, None] / 2  # half of the labels that are drawn anew are the other one
     squared = ((1 - changed) * right + changed * other).mean(1) / 2
     error = ((1 - changed) * wrong + changed * (1 - wrong)).mean(1)
-    return torch.stack([*kappas, squared - loss, error - mistaken], 1)
+    of_one = torch.einsum("bm,bkmj,bj->bk", W[:, 1], draw.covariances, W[:, 1])
+    right, other = ((2 * at[:, :, 1] - 1 - y).square() + 4 * of_one for y in (draw.classes, 1 - draw.classes))
+    risk = ((1 - changed) * right + changed * other).mean(1)
+    return torch.stack([*kappas[:2], squared - loss, error - mistaken, kappas[2], risk - coded], 1)

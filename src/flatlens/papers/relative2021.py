@@ -12,6 +12,7 @@ compared with other measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -50,12 +51,13 @@ from flatlens.papers.experiment import (
     Plot,
     Results,
     Scale,
+    Side,
     deferred,
     own_seeds,
     seed_axis,
     tested,
 )
-from flatlens.papers.feature_space import SEEN_COLUMNS, Generator, measured
+from flatlens.papers.feature_space import FOLDS, SEEN_COLUMNS, Generator, measured
 from flatlens.papers.figures import pairwise, scatter
 from flatlens.statistics import Statistic, in_cases
 from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training, Until
@@ -65,9 +67,10 @@ from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training,
 
 CLUSTER_FEATURES = 8
 FLATNESS = "relative_flatness_ggn"
+OF_FC4 = f"{FLATNESS}[fc4]"
 ACCURACIES = ("accuracy", "test_accuracy")
 AS_CODED = "relative_flatness_ggn(normalized='variance')"
-ZERO_ONE = SEEN_COLUMNS[-1]
+ZERO_ONE, BY_DEVIATION, OF_LABELS = SEEN_COLUMNS[3:]
 
 
 def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
@@ -116,6 +119,12 @@ READINGS: Mapping[str, tuple[str, str, bool]] = {
     "features by their variance, ranks": (AS_CODED, "generalisation_gap", True),
     "features by their variance, 0-1 error": (AS_CODED, ZERO_ONE, False),
     "features by their variance, 0-1 error, ranks": (AS_CODED, ZERO_ONE, True),
+    "features by their deviation": (BY_DEVIATION, "generalisation_gap", False),
+    "features by their deviation, ranks": (BY_DEVIATION, "generalisation_gap", True),
+    "features by their deviation, 0-1 error": (BY_DEVIATION, ZERO_ONE, False),
+    "features by their deviation, 0-1 error, ranks": (BY_DEVIATION, ZERO_ONE, True),
+    "labels 0 and 1, r": (FLATNESS, OF_LABELS, False),
+    "labels 0 and 1, ranks": (FLATNESS, OF_LABELS, True),
 }
 """Columns that are correlated, and whether by ranks; the first four are the readings of the main claim, whose text does
 not name the gap's loss."""
@@ -124,6 +133,8 @@ not name the gap's loss."""
 @deferred
 def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
     """Return Fisher's z of each reading for each separation and block: the 90 data sets of one network's seed.
+
+    Of the generator `folds` it is the mean of z over the block's nine distributions, each with ten data sets.
 
     Blocks are independent. `labelled` is the separation under which the stored generator returns a data set: its list
     of separations is read backwards, so that the largest separation has the smallest one's label.
@@ -135,11 +146,11 @@ def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
     for block in sorted(map(int, networks["seed"].unique())):
         of_block = measured(separations, n, range(TIMES * block, TIMES * (block + 1)), generator)
         for separation, values in zip(separations, of_block, strict=True):
-            found = []
+            found, sets = [], values.unflatten(0, (-1, FOLDS if generator == "folds" else TIMES))
             for x, y, ranks in READINGS.values():
-                pair = values[:, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].T
-                pair = pair.argsort(1).argsort(1).double() if ranks else pair
-                found.append(float(torch.corrcoef(pair)[0, 1].atanh()))
+                pairs = sets[:, :, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].mT
+                pairs = pairs.argsort(2).argsort(2).double() if ranks else pairs
+                found.append(float(torch.stack([torch.corrcoef(pair)[0, 1].atanh() for pair in pairs]).mean()))
             rows.append((separation, label[separation], block, *found))
     return labelled(pd.DataFrame(rows, columns=["separation", "labelled", "block", *READINGS]), ["block"])
 
@@ -156,24 +167,49 @@ def rises(reading: str, by: str = "separation", generator: Generator = "printed"
     return mean_of(slopes, name)
 
 
-def at_end(reading: str, largest: bool) -> Evidence:
+def risen(reading: str) -> Evidence:
+    """Return Fisher's z of a reading at the largest separation less that at the smallest, the mean over blocks."""
+
+    def ends(results: Results) -> pd.DataFrame:
+        wide = in_blocks("printed")(results).pivot(index=UNIT, columns="separation", values=reading)
+        return pd.DataFrame({UNIT: wide.index, name: (wide.iloc[:, -1] - wide.iloc[:, 0]).to_numpy()})
+
+    name = f"Fisher's z at the largest separation less that at the smallest: {reading}"
+    return mean_of(ends, name)
+
+
+def each_step(table: Table, column: str, side: Side = "above") -> Evidence:
+    """Return the mean change of a column from each separation to the next; all have to be on a side of 0."""
+
+    def steps(results: Results) -> Statistic:
+        wide = table(results).pivot(index=UNIT, columns="separation", values=column)
+        changes = wide.diff(axis=1).iloc[:, 1:].rename(columns=lambda to: f"change up to separation {to:g}")
+        parts = {str(step): mean_of(these(changes.reset_index()), str(step))(results) for step in changes}
+        return in_cases(parts, "all", f"change of {column} from each separation to the next", side)
+
+    return steps
+
+
+def at_end(reading: str, largest: bool, generator: Generator = "printed") -> Evidence:
     """Return Fisher's z of a reading at the largest or the smallest separation, the mean over blocks."""
-    return mean_of(where(in_blocks("printed"), f"separation == separation.{'max' if largest else 'min'}()"), reading)
+    return mean_of(where(in_blocks(generator), f"separation == separation.{'max' if largest else 'min'}()"), reading)
 
 
-def none_near(reading: str) -> Evidence:
-    """Return how far Fisher's z at the smallest separation is from either end of [-0.1, 0.1]: above 0 on both sides."""
+def none_near(reading: str, most: float = 0.1, generator: Generator = "printed") -> Evidence:
+    """Return how far Fisher's z at the smallest separation is from both ends of [-most, most], above 0 inside."""
+    below, above = f"{most:g} less z", f"z + {most:g}"
 
     def room(results: Results) -> pd.DataFrame:
-        table = where(in_blocks("printed"), "separation == separation.min()")(results)
-        return table.assign(**{"0.1 less z": 0.1 - table[reading], "z + 0.1": 0.1 + table[reading]})
+        table = where(in_blocks(generator), "separation == separation.min()")(results)
+        return table.assign(**{below: most - table[reading], above: most + table[reading]})
 
-    return all_of({side: mean_of(room, side) for side in ("0.1 less z", "z + 0.1")}, f"0.1 less |z|: {reading}")
+    return all_of({side: mean_of(room, side) for side in (below, above)}, f"{most:g} less |z|: {reading}")
 
 
 def network_ranks(results: Results) -> pd.DataFrame:
-    """Return the networks with ranks, within each separation, of relative flatness and both gaps."""
-    return ranks_within(reached("clusters")(results), [FLATNESS, "generalisation_gap", ACCURACY_GAP], "separation")
+    """Return the networks with ranks, within each separation, of relative flatness (of fc4, too) and both gaps."""
+    columns = [FLATNESS, OF_FC4, "generalisation_gap", ACCURACY_GAP]
+    return ranks_within(reached("clusters")(results), columns, "separation")
 
 
 rises_in_each_reading = readings(
@@ -211,6 +247,8 @@ def _x16_plots(results: Results) -> list[Plot]:
 _FOLDS = 3
 TIGHT = 10
 """Largest ratio of bound and gap at which the bound is called tight."""
+MUCH = -math.log(10)
+"""Largest logarithm of a ratio that is called much smaller."""
 
 
 def _x17(scale: Scale) -> Mapping[str, Study]:
@@ -234,7 +272,8 @@ def approximated(results: Results) -> pd.DataFrame:
 
     The bound is |S|^(-2/(4+m)) kappa_Tr / (2 m) + |int (p - p_hat) l|, as in `relative_generalisation.kde`. "delta 0.1"
     has 0.01 / m in place of the first factor: the authors' delta, and no half. "worst case" is a lower bound of
-    Proposition 12's bound on representativeness, with the sharp constants (see `worst_case`).
+    Proposition 12's bound on representativeness, with the sharp constants (see `worst_case`). "of Eq. 5" is |E_Rep|:
+    the test loss less that of training features moved by 0.1 of their length in random directions, with labels kept.
     """
     networks = reached("folds")(results)
     settings = results["folds"].settings["base"]["data"]
@@ -242,15 +281,26 @@ def approximated(results: Results) -> pd.DataFrame:
     found = networks[["separation", "seed", "generalisation_gap", "test_accuracy"]].copy()
     shift, kappa = networks["representativeness"], networks[FLATNESS]
     found["representativeness"] = shift
+    found["of Eq. 5"] = networks["representativeness.split.representativeness"].astype(float).abs()
     found["bound"] = shift + rate(n, CLUSTER_FEATURES) * kappa / (2 * CLUSTER_FEATURES)
     found["delta 0.1"] = shift + 0.01 * kappa / CLUSTER_FEATURES
     found["test loss"] = networks["loss"] + networks["generalisation_gap"]
     samples = labelled(found.groupby(["separation", "seed"], as_index=False).mean(), ["seed"])
     for bound, of in (("bound", ""), ("delta 0.1", ", delta 0.1")):
-        samples[f"slack{of}"] = samples[bound] - samples["generalisation_gap"]
-        samples[f"room{of}"] = TIGHT * samples["generalisation_gap"] - samples[bound]
+        samples = samples.assign(**_of_bound(samples[bound], samples["generalisation_gap"], of))
     drawn = zip(samples["separation"], samples["seed"], samples["test loss"], strict=True)
     return samples.assign(**{"worst case": [worst_case(c, int(seed), n) * loss for c, seed, loss in drawn]})
+
+
+def _of_bound(bound: pd.Series, gap: pd.Series, of: str = "") -> dict[str, pd.Series]:
+    """Return the differences of a bound and the gap that the claims are about."""
+    return {
+        f"slack{of}": bound - gap,
+        f"room{of}": TIGHT * gap - bound,
+        f"half the gap{of}": 2 * gap - bound,
+        f"0.1 less slack{of}": 0.1 - (bound - gap),
+        f"above{of}": (bound > gap).astype(float),
+    }
 
 
 def as_coded(results: Results) -> pd.DataFrame:
@@ -265,7 +315,7 @@ def as_coded(results: Results) -> pd.DataFrame:
     columns = ["separation", "seed", "bound", "generalisation_gap", "representativeness", "cross-validated 0-1 error"]
     found = labelled(pd.DataFrame(rows, columns=columns), ["seed"])
     bound, gap = found["bound"], found["generalisation_gap"]
-    return found.assign(slack=bound - gap, room=TIGHT * gap - bound, rest=bound - found["representativeness"])
+    return found.assign(**_of_bound(bound, gap), rest=bound - found["representativeness"])
 
 
 @lru_cache(1024)
@@ -434,6 +484,7 @@ def minima(results: Results) -> pd.DataFrame:
         "key": networks["key"],
         UNIT: networks[UNIT],
         "gap": column("generalisation_gap", ""),
+        "loss": column("loss", ""),
         "batch size": networks["batch_size"],
         "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
     }
@@ -443,6 +494,8 @@ def minima(results: Results) -> pd.DataFrame:
         columns |= {
             f"{prefix}{OF_ANOTHER}": column("relative_flatness", at, ANOTHER),
             f"{prefix}{OF_FC1}": column("relative_flatness", at, "fc1"),
+            f"{prefix}{OF_ANOTHER} (code)": column(NORMALISED, at, ANOTHER),
+            f"{prefix}{OF_FC1} (code)": column(NORMALISED, at, "fc1"),
             f"{prefix}{THEOREM_4}": column(NORMALISED, at),
             f"{prefix}{CODED[0]}": column(NORMALISED, at),
             f"{prefix}{CODED[1]}": column("kappa_trace", at, LAST) / norm**2,
@@ -453,8 +506,14 @@ def minima(results: Results) -> pd.DataFrame:
 
 
 def minima_ranks(results: Results) -> pd.DataFrame:
-    """Return the networks of `minima` with ranks of the five measures and of the gap."""
-    return ranks_within(minima(results), [*RIGHT, "gap"])
+    """Return the networks of `minima` with ranks of all measures and of the gap."""
+    networks = minima(results)
+    return ranks_within(networks, list(networks.columns.drop(["key", UNIT, "batch size", "optimiser"])))
+
+
+converged = where(minima, "loss < 0.1")
+but_three = where(minima, lambda networks: networks["gap"].rank() > 3)
+"""As the authors' code draws them: all but the three networks of the smallest gaps."""
 
 
 def of_accuracies(results: Results) -> pd.DataFrame:
