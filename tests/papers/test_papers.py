@@ -38,6 +38,10 @@ UNSEEN = {
         "flatness.strong.all_images",
         "stronger.all_images",
         "another_layer.strong.all_images",
+        "flatness.as_coded.but_three",
+        "stronger.as_coded.but_three",
+        "flatness.converged",
+        "stronger.converged",
     ),
 }
 """Claims that smoke scale says nothing of, as their names begin: X6's networks never come to 2/lr, some of X6 and X10

@@ -175,7 +175,7 @@ def test_a_data_set_in_feature_space_is_measured_as_a_network_is():
     wrong, wrong_here = ((net(a).argmax(1) != b).double().mean().item() for a, b in ((test_x, test_y), (x, y)))
     assert abs(gap_of_error - (wrong - wrong_here)) < 4 * (wrong / 200_000) ** 0.5
     # the notebook's loss: one output, trained on -1 and 1, against labels 0 and 1
-    W, b = solution(x, 2.0 * y[:, None] - 1, 1.0)
+    W, b = solution(x, 2 * y.double()[:, None] - 1, 1.0)
     there, here = (((a @ W.T + b).squeeze(1) - one).square() for a, one in ((test_x, test_y), (x, y)))
     assert abs(gap_of_labels - float(there.mean() - here.mean())) < 4 * float(there.std()) / 200_000**0.5
 
