@@ -14,7 +14,7 @@ one distribution, drawn as C.1 says, as if 5,000 samples were cut into ten folds
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -98,7 +98,6 @@ def folds(n: int, seed: int) -> list[Draw]:
     return [replace(whole, around=around, apart=apart, labels=y) for around, apart, y in zip(*parts, strict=True)]
 
 
-@lru_cache(2048)
 def measured(separations: tuple[float, ...], n: int, seeds: range, generator: Generator = "printed") -> Tensor:
     """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 6)."""
     other = partial(stored, largest=float(generator == "second"))

@@ -144,15 +144,24 @@ def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
     label = dict(zip(separations, reversed(separations), strict=True))
     rows = []
     for block in sorted(map(int, networks["seed"].unique())):
-        of_block = measured(separations, n, range(TIMES * block, TIMES * (block + 1)), generator)
-        for separation, values in zip(separations, of_block, strict=True):
-            found, sets = [], values.unflatten(0, (-1, FOLDS if generator == "folds" else TIMES))
-            for x, y, ranks in READINGS.values():
-                pairs = sets[:, :, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].mT
-                pairs = pairs.argsort(2).argsort(2).double() if ranks else pairs
-                found.append(float(torch.stack([torch.corrcoef(pair)[0, 1].atanh() for pair in pairs]).mean()))
+        for separation, found in zip(separations, of_block(block, separations, n, generator), strict=True):
             rows.append((separation, label[separation], block, *found))
     return labelled(pd.DataFrame(rows, columns=["separation", "labelled", "block", *READINGS]), ["block"])
+
+
+@lru_cache(2048)
+def of_block(block: int, separations: tuple[float, ...], n: int, generator: Generator) -> tuple[tuple[float, ...], ...]:
+    """Return Fisher's z of each reading over a block's data sets, for each separation."""
+    rows = []
+    for values in measured(separations, n, range(TIMES * block, TIMES * (block + 1)), generator):
+        found, sets = [], values.unflatten(0, (-1, FOLDS if generator == "folds" else TIMES))
+        for x, y, ranks in READINGS.values():
+            pairs = sets[:, :, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].mT
+            pairs = pairs.argsort(2).argsort(2).double() if ranks else pairs
+            apart = pairs - pairs.mean(2, keepdim=True)
+            found.append(float(torch.cosine_similarity(apart[:, 0], apart[:, 1], dim=1).atanh().mean()))
+        rows.append(tuple(found))
+    return tuple(rows)
 
 
 def rises(reading: str, by: str = "separation", generator: Generator = "printed") -> Evidence:
@@ -485,6 +494,7 @@ def minima(results: Results) -> pd.DataFrame:
         UNIT: networks[UNIT],
         "gap": column("generalisation_gap", ""),
         "loss": column("loss", ""),
+        "setup": setups.str.rpartition(",")[0],
         "batch size": networks["batch_size"],
         "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
     }
@@ -508,7 +518,7 @@ def minima(results: Results) -> pd.DataFrame:
 def minima_ranks(results: Results) -> pd.DataFrame:
     """Return the networks of `minima` with ranks of all measures and of the gap."""
     networks = minima(results)
-    return ranks_within(networks, list(networks.columns.drop(["key", UNIT, "batch size", "optimiser"])))
+    return ranks_within(networks, list(networks.columns.drop(["key", UNIT, "setup", "batch size", "optimiser"])))
 
 
 converged = where(minima, "loss < 0.1")
