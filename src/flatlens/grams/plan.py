@@ -104,8 +104,8 @@ def independent_rows(
         derivatives = torch.autograd.grad(chosen, list(at.values()), retain_graph=True, allow_unused=True)
         for name, derivative in zip(at, derivatives, strict=True):
             if derivative is not None:
-                # NaN shows nothing: it is 0 times the infinite derivative of a sample's own
-                reached = (derivative != 0) & ~derivative.isnan()
+                # false for NaN, which shows nothing: it is 0 times the infinite derivative of a sample's own
+                reached = derivative.abs() > 0
                 if moving is not None and name not in moving and bool(reached.any()):
                     moving.add(name)
                 left[name] = [rows for rows in left[name] if not bool(rows.by_sample(reached, n)[~inside].any())]

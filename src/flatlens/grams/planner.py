@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,7 @@ class Trial:
         self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
         self.structure = structure_of(self.tape, self.inputs)
         self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
+        self.tested: dict[tuple[Any, ...], list[Rows]] = {}  #: the same, by place and by what was allowed there
 
     def find_rows(self, structure: Structure, generator: torch.Generator) -> None:
         """Find the possible arrangements at all operations of the trials' common structure, and at inputs of calls."""
@@ -87,12 +89,15 @@ class Trial:
                 allowed[name] = [rows for rows in allowed[name] if rows.axis == 0]
             elif isinstance(operation, Entrywise):
                 allowed[name] = [rows for rows in allowed[name] if operation.broadcast[rows.axis] == 1]
-        moving: set[str] = set()
-        self.rows = independent_rows(self.f, at, allowed, generator, moving)
-        for name, possible in self.rows.items():  # where the outputs do not tell, as behind a gate that is shut
+        known = {name: (name[:2], at[name], tuple(rows)) for name, rows in allowed.items()}
+        new, moving = {name: at[name] for name in at if known[name] not in self.tested}, set[str]()
+        left = independent_rows(self.f, new, {name: allowed[name] for name in new}, generator, moving)
+        for name, possible in left.items():  # where the outputs do not tell, as behind a gate that is shut
             if self.unclear(name, possible) or (name[:2] in ("x:", "z:") and name not in moving):
                 like = self.f.new_empty(shapes[name])
-                self.rows[name] = of_own_inputs(at[name], like, self.inputs, possible, self.n, generator)
+                left[name] = of_own_inputs(at[name], like, self.inputs, possible, self.n, generator)
+        self.tested |= {known[name]: rows for name, rows in left.items()}
+        self.rows = {name: self.tested[known[name]] for name in at}
 
     def unclear(self, name: str, possible: list[Rows]) -> bool:
         """Return whether a sample has several rows at a call's input or product, and several arrangements are left."""
