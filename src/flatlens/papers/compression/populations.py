@@ -73,6 +73,9 @@ _PROTOCOLS = {
 }
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, ITSELF, HOLDS = "-D", "volume itself", "bounds hold"
+PARTIAL = "partial sharpness"
+"""Root of the mean over samples of ||df/dW||_F^2, W the first layer's weight: a factor of C, as sqrt(S) is one of D."""
+LOOSE, TENFOLD = "log(bound of volume / volume)", float(np.log(10))
 
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
@@ -153,9 +156,12 @@ def population(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of a kind with all quantities that predictions need, under the names shown."""
     values = studied(study)(results)
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
-    also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE)}
+    first = _first_layer(study)
+    also = {q.name: q.with_first(first).of(networks) for q in (*_ALSO, TOP_THREE)}
     volume: pd.Series = also[_VOLUMES[0][0].name].astype(float).map(np.exp)
-    table = values.assign(**also, **{MINUS_D: -values[D.name], ITSELF: volume})
+    partial = also["C"] / D.with_first(first).of(networks) * SHARPNESS.of(networks)
+    loose = also[_VOLUMES[0][1].name] - also[_VOLUMES[0][0].name]
+    table = values.assign(**also, **{MINUS_D: -values[D.name], ITSELF: volume, PARTIAL: partial, LOOSE: loose})
     rounded = 1e-9
     violated = pd.concat(
         [table[small.name] > table[large.name] * (1 + rounded) for small, large in ((MLS, D), (NMLS, BOUND))]

@@ -258,16 +258,18 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
 def chain_steps(results: Results) -> pd.DataFrame:
     """Return the networks with how much wider and looser the chain's last step is than the other two, and `holds`.
 
-    `wide` compares differences, `tenfold` with ten times the others, `loose` logarithms of ratios; `holds` is 1 where
-    no step decreases by more than rounding.
+    `wide` compares differences, `twofold` and `tenfold` with two and ten times the others, `loose` logarithms of
+    ratios; `holds` is 1 where no step decreases by more than rounding.
     """
     networks = reached("tightness")(results)
     a, b, c, d = (networks[column] for column in CHAIN.values())
     rounded = 1 + 1e-9
     holds = (a <= b * rounded) & (b <= c * rounded) & (c <= d * rounded)
+    others = np.maximum(b - a, c - b)
     return networks.assign(
-        wide=(d - c) - np.maximum(b - a, c - b),
-        tenfold=(d - c) - 10 * np.maximum(b - a, c - b),
+        wide=(d - c) - others,
+        twofold=(d - c) - 2 * others,
+        tenfold=(d - c) - 10 * others,
         loose=np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b)),
         holds=holds.astype(float),
     )

@@ -134,6 +134,10 @@ def published(results: Results) -> pd.DataFrame:
     return found.assign(**{CLASS: found["model"].map(_class_of), OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]})
 
 
+most = where(published, lambda networks: ~networks[CLASS].str.contains("mobilevit|fastvit"))
+"""The published networks outside the classes that Fig. 3 names as outliers."""
+
+
 def of_class(name: str) -> Table:
     """Return the published networks of the classes whose names begin so."""
     return where(published, lambda networks: networks[CLASS].str.startswith(name))
