@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.compression.populations import KINDS, SHOWN
+from flatlens.papers.compression.populations import KINDS, PARTIAL, SHOWN, population
 from flatlens.papers.compression.training import CHAIN, VARIATION_SIDES
 from flatlens.papers.compression.transformers import COMMAND, SEARCHED, SHARPNESS_46, VIT_NAMES
 
@@ -41,6 +41,16 @@ def test_only_the_bound_of_nmls_is_consistent_where_d_falls_with_mls_in_some_kin
     assert outcome("X4", "LeNets_on_ten_classes.only_the_bound_of_nmls", results).conclusion == only
     assert outcome("X4", "LeNets_on_ten_classes.D_against_mls_in_some", results).conclusion == in_some
     assert outcome("X4", "mlp.D.against_mls", results).conclusion == ("reproduced" if d_falls_in else "not reproduced")
+
+
+def test_the_partial_sharpness_is_c_without_the_weights_norm():
+    results = populations(d_falls_in=[])
+    norm, partial, whole = np.random.default_rng(1).uniform(1, 2, (3, 30))
+    results["mlp"].networks = results["mlp"].networks.assign(
+        **{"mls_chain.C_D.lhs[fc1]": norm * partial, "mls_chain.rhs[fc1]": norm * whole},
+        interpolation_sharpness=whole**2,
+    )
+    np.testing.assert_allclose(population("mlp")(results)[PARTIAL], partial)
 
 
 def test_networks_with_starts_of_their_own_are_each_a_unit():
@@ -95,6 +105,8 @@ def test_published_transformers_are_weighed_by_class_and_their_clusters_found():
     trend = outcome("X5", "general_trend", transformers(published))
     assert (trend.conclusion, trend.statistic.unit, trend.statistic.units) == ("reproduced", "class", 18)
     results = transformers(published, off=100.0)
+    most = outcome("X5", "general_trend.most", results).statistic
+    assert (most.n, most.units) == (sum("mobile" not in one and "fast" not in one for one in published), 15)
     assert outcome("X5", "mobilevit_upper_left", results).conclusion == "reproduced"
     assert outcome("X5", "fastvit_lower_right", results).conclusion == "open"
     assert outcome("X5", "small_vits", results).conclusion == "not tested"
