@@ -24,7 +24,7 @@ from flatlens.data.synthetic import POINTS
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import CoordinateNet
-from flatlens.papers.contrasts import changed, side_by_side
+from flatlens.papers.contrasts import changed, mean_of, side_by_side
 from flatlens.papers.evidence import Evidence, labelled, with_units
 from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.training import REACHED, SGD, Training, Until
@@ -33,7 +33,7 @@ TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
 ACTIVATION_NAMES = {"gaussian": "Gaussian", "relu": "ReLU"}
 STARTS = ("high", "low")
 _JACOBIAN_NORM, SQUARED, SUMMED_SHARPNESS = "jacobian_norm", "jacobian_norm^2", "sharpness of the sum"
-FIRST_LAYER = "weight_norm[fc1]"
+FIRST_LAYER, TOTAL_VARIATION = "weight_norm[fc1]", "total variation"
 PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
     "gaussian": {
         "Jacobian norm": ((326.80, 182.51), (84.07, 49.30)),
@@ -57,15 +57,18 @@ COMPARED: Mapping[str, Mapping[str, str]] = {
 
 @deferred
 def measured(results: Results, study: str) -> pd.DataFrame:
-    """Return the networks, with the square of the Jacobian norm and the sharpness of the error summed over points.
+    """Return the networks, with the square of the Jacobian norm, and the sharpness of the error summed over points.
 
-    Those that took all the steps count, too: the paper's protocol is a number of steps.
+    The total variation is that of the network's function between 0 and 1: how far its graph goes up and down. Networks
+    that took all the steps count, too: the paper's protocol is a number of steps.
     """
     every = results[study].networks
     ended = every[every["outcome"].isin([*REACHED, "out of steps"])].reset_index(drop=True)
     networks = with_units(results[study], ended)
     squared, summed = networks[_JACOBIAN_NORM] ** 2, POINTS * networks["sharpness"]
-    return networks.assign(**{SQUARED: squared, SUMMED_SHARPNESS: summed})
+    graphs = results[study].functions.sort_values("x").groupby("key")["y"]
+    variations = networks["key"].map(graphs.agg(lambda y: float(np.abs(np.diff(y)).sum())))
+    return networks.assign(**{SQUARED: squared, SUMMED_SHARPNESS: summed, TOTAL_VARIATION: variations})
 
 
 def of_seeds(results: Results) -> pd.DataFrame:
@@ -152,6 +155,17 @@ def _x12(scale: Scale) -> Mapping[str, Study]:
 def low_over_high(study: str, column: str) -> Evidence:
     """Return the mean log ratio of a number after the low start to that after the high start."""
     return changed(side_by_side(measured(study), "start"), f"{column}, high", f"{column}, low")
+
+
+def low_less_high(study: str, column: str) -> Evidence:
+    """Return the mean over seeds of a number after the low start less that after the high start."""
+
+    def both(results: Results) -> pd.DataFrame:
+        pairs = side_by_side(measured(study), "start")(results)
+        return pairs.assign(**{name: pairs[f"{column}, low"] - pairs[f"{column}, high"]})
+
+    name = f"{column}, low less high"
+    return mean_of(both, name)
 
 
 def _x12_plots(results: Results) -> list[Plot]:

@@ -27,9 +27,19 @@ from flatlens.experiments.overrides import vary
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Axis, Dtype, NetworkSettings, Study
 from flatlens.models import VGG11, Architecture, ResNet18
-from flatlens.papers.contrasts import across, first_change, in_each_case, mean_correlation, of_each_case, readings
+from flatlens.papers.contrasts import (
+    across,
+    first_change,
+    in_each_case,
+    mean_correlation,
+    mean_of,
+    of_each_case,
+    readings,
+    strength,
+)
 from flatlens.papers.evidence import (
     CASE,
+    UNIT,
     Evidence,
     Table,
     along,
@@ -40,10 +50,12 @@ from flatlens.papers.evidence import (
     trained_ones,
     where,
 )
-from flatlens.papers.experiment import Plot, Results, Scale, Side, deferred
+from flatlens.papers.experiment import WEAK, Plot, Results, Scale, Side, deferred
 from flatlens.papers.figures import BANDS, banded
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, JACOBIAN, NARROW_RESNET, NARROW_VGG
 from flatlens.papers.sharpening.networks import SOFTMAXED as SOFTMAXED_JACOBIAN
+from flatlens.statistics import kendall
+from flatlens.statistics.inference import Holds
 from flatlens.training import (
     SAM,
     SGD,
@@ -228,12 +240,14 @@ def kind_in_words(kind: str) -> str:
     return f"{known[network]}{where} with{'' if kind.endswith('_bn') else 'out'} BatchNorm"
 
 
+def in_trained_cases(networks: pd.DataFrame) -> pd.Series:
+    """Return whether the mean training accuracy in each network's case, over all strengths, is at least 0.9."""
+    return networks["accuracy"].astype(float).groupby(networks[CASE]).transform("mean") >= 0.9
+
+
 def fitted(results: Results) -> pd.DataFrame:
-    """Return the networks of cases with a mean training accuracy, over all strengths, of 0.9: others are no minima."""
-    networks = every(results)
-    means = networks["accuracy"].astype(float).groupby(networks[CASE]).transform("mean")
-    kept: pd.DataFrame = networks[means >= 0.9]
-    return kept
+    """Return the networks of cases whose networks are trained: others are no minima."""
+    return where(every, in_trained_cases)(results)
 
 
 _DIFFERENCE = "Fisher's z with the gap, Jacobian's less sharpness's"
@@ -258,10 +272,49 @@ FIT_SAM, FIT_OTHERS = "regulariser == 'sam'", "regulariser != 'sam'"
 
 
 def with_alike_norms(results: Results) -> pd.DataFrame:
-    """Return all networks with a column that is 1 where the two matrices' norms are very similar, else 0."""
+    """Return all networks with columns that are 1 where the two matrices' norms are very similar, else 0."""
     kept = every(results)
     apart = (kept[GGN_NORM].astype(float) / kept[SHARP].astype(float)).map(np.log).abs()
-    return kept.assign(**{"norms a fifth apart at most": (apart < SIMILAR).astype(float).where(apart.notna())})
+    limits = {"norms a fifth apart at most": SIMILAR, "norms a tenth apart at most": SIMILAR / 2}
+    return kept.assign(**{name: (apart < most).astype(float).where(apart.notna()) for name, most in limits.items()})
+
+
+def where_sharpness_correlates(networks: pd.DataFrame) -> pd.Series:
+    """Return whether sharpness and gap correlate positively, r not below 0.3, in each network's case."""
+    cases = trained_ones(networks)[0].groupby(CASE)
+    r = {case: mine[SHARP].astype(float).corr(mine[GAP].astype(float)) for case, mine in cases}
+    return networks[CASE].map(r) >= WEAK
+
+
+def size_in_each_case(table: Table, x: str, y: str, name: str, holds: Holds = "all", side: Side = "above") -> Evidence:
+    """Return |Pearson's r| of two columns in each case."""
+    return of_each_case(table, lambda case: strength(case, x, y), name, holds, side)
+
+
+def along_in_each(table: Table, x: str, y: str, name: str, holds: Holds = "all", side: Side = "above") -> Evidence:
+    """Return Kendall's tau of two columns along lines of networks that differ in strength alone, in each case."""
+    return of_each_case(table, lambda case: along(case, x, y, SAME_EXCEPT_STRENGTH), name, holds, side)
+
+
+@deferred
+def lines(results: Results, table: Table, norm: str) -> pd.DataFrame:
+    """Return one row per line of networks that differ in strength alone.
+
+    `better` is Kendall's tau of the Jacobian norm and the gap less that of sharpness and the gap; `better by size` the
+    same of |tau|.
+    """
+    rows = []
+    for key, line in trained_ones(table(results))[0].groupby([CASE, UNIT, *SAME_EXCEPT_STRENGTH], sort=False):
+        own, sharp, gap = line[[norm, SHARP, GAP]].astype(float).dropna().to_numpy().T
+        if len(gap) > 1:
+            tau, other = (float(kendall(x, gap, np.ones((1, len(gap))))[0]) for x in (own, sharp))
+            rows.append((*key, tau - other, abs(tau) - abs(other)))
+    return pd.DataFrame(rows, columns=[CASE, UNIT, *SAME_EXCEPT_STRENGTH, "better", "better by size"])
+
+
+def better_along_lines(table: Table, norm: str, column: str, name: str) -> Evidence:
+    """Return the mean of this column of `lines` in each case."""
+    return of_each_case(lines(table, norm), lambda case: mean_of(case, column), name)
 
 
 def beyond_weakest(name: str) -> Table:
@@ -280,21 +333,30 @@ def jacobian_along(table: Table, norm: str) -> Evidence:
 
 
 def _along_strengths(table: Table, column: str, said: str, side: Side) -> Evidence:
+    return along_in_each(table, "strength", column, f"Kendall tau-b of strength and {said}", side=side)
+
+
+def at_the_weakest(table: Table, column: str, said: str = "Jacobian norm", side: Side = "below") -> Evidence:
+    """Return the log ratio of a number at the weakest strength to that at none, in each kind of network."""
     return of_each_case(
         table,
-        lambda kind: along(kind, "strength", column, SAME_EXCEPT_STRENGTH),
-        f"Kendall tau-b of strength and {said}",
+        lambda kind: first_change(kind, "strength", column, SAME_EXCEPT_STRENGTH),
+        f"log of the {said} at the weakest over that without",
         side=side,
     )
 
 
-def at_the_weakest(table: Table, norm: str) -> Evidence:
-    """Return the log ratio of this Jacobian norm at the weakest strength to that at none, in each kind of network."""
+def at_the_strongest(table: Table, column: str, said: str = "Jacobian norm", side: Side = "below") -> Evidence:
+    """Return the log ratio of a number at the greatest strength to that at none, in each kind of network."""
+
+    def two(kind: Table) -> Table:
+        return where(kind, "strength == 0 or strength == strength.max()")
+
     return of_each_case(
         table,
-        lambda kind: first_change(kind, "strength", norm, SAME_EXCEPT_STRENGTH),
-        "log of the Jacobian norm at the weakest over that without",
-        side="below",
+        lambda kind: first_change(two(kind), "strength", column, SAME_EXCEPT_STRENGTH),
+        f"log of the {said} at the strongest over that without",
+        side=side,
     )
 
 
@@ -418,23 +480,39 @@ def largest_or_none(name: str) -> Table:
     return where(both, "coefficient == 0 or coefficient == coefficient.max()")
 
 
-def best_networks(results: Results) -> pd.DataFrame:
+def largest_trained_or_none(name: str) -> Table:
+    """Return the networks with the largest coefficient at which networks are trained, and those with none."""
+    both = where(jacobian_networks(name, "reference_small"), trained_coefficients)
+    return where(both, "coefficient == 0 or coefficient == coefficient.max()")
+
+
+@deferred
+def best_among(results: Results, table: Table) -> pd.DataFrame:
     """Return how far the best networks of the two regularisers are apart, in logarithms, for each seed.
 
-    `apart` is the distance of the smallest gaps; `apart less gained` that of the largest test accuracies, less the
-    smaller of their two gains over the network without a regulariser.
+    `apart` is the distance of the smallest gaps; `reductions apart` that of how far these are below the gap without a
+    regulariser; `apart less gained` that of the largest test accuracies, less the smaller of their two gains over the
+    network without a regulariser.
     """
-    table, _ = trained_ones(jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")(results))
-    studies, of_each = [*JACOBIAN_REGULARISERS, "reference_small"], table.groupby([*SAME, "study"])
+    networks, _ = trained_ones(table(results))
+    studies, of_each = [*JACOBIAN_REGULARISERS, "reference_small"], networks.groupby([*SAME, "study"])
     best = pd.DataFrame({"gap": of_each[GAP].min(), "accuracy": of_each["test_accuracy"].max()})
     logs = best.where(best > 0).map(np.log)
     gap, accuracy = (logs[name].unstack().reindex(columns=studies) for name in best)
     gained = accuracy[[*JACOBIAN_REGULARISERS]].sub(accuracy["reference_small"], axis=0).min(axis=1, skipna=False)
+    smallest = best["gap"].unstack().reindex(columns=studies)
+    reduced = smallest[[*JACOBIAN_REGULARISERS]].rsub(smallest["reference_small"], axis=0)
+    reductions = reduced.where(reduced > 0).map(np.log)
     found = {
         "apart": (gap["input"] - gap["parameters"]).abs(),
+        "reductions apart": (reductions["input"] - reductions["parameters"]).abs(),
         "apart less gained": (accuracy["input"] - accuracy["parameters"]).abs() - gained,
     }
     return labelled(gap.assign(**found).reset_index(), ["seed"])
+
+
+both_regularisers = jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")
+best_networks = best_among(both_regularisers)
 
 
 def _x13_plots(results: Results) -> list[Plot]:
