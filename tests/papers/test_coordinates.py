@@ -1,5 +1,7 @@
 """X11 and X12 of the sharpening paper: that they run and say what their claims need, not what comes of them."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,16 @@ import torch
 from flatlens.data import eight_points
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import in_trajectory
-from flatlens.papers.sharpening.coordinates import COMPARED, PUBLISHED, SPLINE, SQUARED, SUMMED_SHARPNESS, of_seeds
+from flatlens.papers.sharpening.coordinates import (
+    COMPARED,
+    PUBLISHED,
+    SPLINE,
+    SQUARED,
+    SUMMED_SHARPNESS,
+    TOTAL_VARIATION,
+    measured,
+    of_seeds,
+)
 from flatlens.papers.sharpening.descent import NUMBERS
 
 
@@ -88,6 +99,8 @@ def test_the_tables_hold_ours_beside_the_printed(smoke_of):
     high = networks[networks["start"] == "high"].reset_index(drop=True)
     logs = np.log(low["jacobian_norm"].to_numpy() / high["jacobian_norm"])
     assert by_name["relu.jacobian"] == pytest.approx(logs.mean())
+    difference = low["jacobian_norm"].to_numpy() - high["jacobian_norm"]
+    assert by_name["relu.jacobian.difference"] == pytest.approx(difference.mean())
     assert set(graph["line"]) == {"high", "low", SPLINE}
 
 
@@ -109,11 +122,14 @@ def test_a_norm_without_its_root_is_compared_with_the_printed_ones(smoke_of):
 
 @pytest.mark.xdist_group("X12")
 def test_the_graphs_are_the_networks_own(smoke_of):
-    result = smoke_of("X12")[1].results["gaussian"]
+    results = smoke_of("X12")[1].results
+    result, variations = results["gaussian"], measured("gaussian")(results).set_index("key")[TOTAL_VARIATION]
     errors = {}
     for key, graph in result.functions.groupby("key"):
         split = eight_points(seed=int(graph["seed"].iloc[0]))
         assert graph["x"].to_numpy() == pytest.approx(split.test_x.flatten().numpy())
+        y = graph["y"].to_numpy()
+        assert variations[key] == pytest.approx(sum(abs(after - before) for before, after in pairwise(y)))
         errors[key] = float((torch.tensor(graph["y"].to_numpy()) - split.test_y.flatten()).square().mean())
     expected = result.networks.set_index("key")["test_loss"]
     assert errors == pytest.approx(expected.to_dict(), rel=1e-4)

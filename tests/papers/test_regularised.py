@@ -1,11 +1,20 @@
 """X9 and X13: that they measure what their text says, and hand their claims what these are about."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.evidence import these
 from flatlens.papers.sharpening import regularised
-from flatlens.papers.sharpening.regularised import DRAWN_QUANTITIES, GAP, NORM, REGULARISERS, regularised_networks
+from flatlens.papers.sharpening.regularised import (
+    DRAWN_QUANTITIES,
+    GAP,
+    NORM,
+    REGULARISERS,
+    SHARP,
+    regularised_networks,
+)
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
 
@@ -109,6 +118,34 @@ def test_a_case_is_a_kind_of_network_under_one_regulariser(smoke_of):
     assert (table["kind"].str.endswith("_bn") == table["batchnorm"].astype(bool)).all()
 
 
+def of_two_seeds(norm, sharpness, gap, case="a"):
+    """Two seeds at three strengths each, the first seed's numbers first."""
+    settings = {"case": case, "kind": "k", "lr": 0.1, "strength": 2 * [0, 0.1, 0.2], "seed": 3 * [0] + 3 * [1]}
+    networks = pd.DataFrame({**settings, NORM: norm, SHARP: sharpness, GAP: gap})
+    return networks.assign(unit="seed " + networks["seed"].astype(str))
+
+
+def test_lines_compare_both_norms_along_the_strengths_of_a_seed():
+    networks = of_two_seeds(norm=[3, 2, 1, 1, 2, 3], sharpness=[1, 2, 3, 3, 1, 2], gap=[3, 2, 1, 3, 2, 1])
+    found = regularised.lines(these(networks), NORM)(None)
+    assert found["unit"].tolist() == ["seed 0", "seed 1"]
+    assert found["better"].tolist() == pytest.approx([2, -4 / 3])  # tau of the gap: 1 and -1; -1 and 1/3
+    assert found["better by size"].tolist() == pytest.approx([0, 2 / 3])
+
+
+def test_the_greatest_strength_is_compared_with_none():
+    networks = of_two_seeds(norm=[4, 9, 2, 6, 9, 1], sharpness=1, gap=1)
+    found = regularised.at_the_strongest(these(networks), NORM)(None)
+    assert found.value == pytest.approx(np.log([2 / 4, 1 / 6]).mean())
+
+
+def test_cases_in_which_sharpness_correlates_with_the_gap():
+    rising = of_two_seeds(norm=1, sharpness=[1, 2, 3, 1, 2, 4], gap=[1, 2, 3, 1, 2, 3], case="rising")
+    falling = of_two_seeds(norm=1, sharpness=[1, 2, 3, 1, 2, 4], gap=[3, 2, 1, 3, 2, 1], case="falling")
+    networks = pd.concat([rising, falling], ignore_index=True)
+    assert regularised.where_sharpness_correlates(networks).tolist() == [True] * 6 + [False] * 6
+
+
 @pytest.mark.xdist_group("X13")
 def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     results = smoke_of("X13")[1].results
@@ -116,5 +153,10 @@ def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     for name in regularised.JACOBIAN_REGULARISERS:
         networks = results[f"digits.{name}"].networks
         best[name] = networks[networks["accuracy"] >= 0.19].groupby("seed")[GAP].min()  # others never trained
-    (outcome,) = [v for v in smoke_of("X13")[1].outcomes if v.prediction.name == "similar"]
-    assert outcome.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())
+    found = {v.prediction.name: v.statistic.value for v in smoke_of("X13")[1].outcomes}
+    assert found["similar"] == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())
+    without = results["digits.reference_small"].networks.set_index("seed")[GAP]
+    reduced = [without - best[name] for name in regularised.JACOBIAN_REGULARISERS]
+    both = np.logical_and(*(one > 0 for one in reduced))
+    expected = np.abs(np.log(reduced[0][both] / reduced[1][both])).mean()
+    assert found["similar.reductions"] == pytest.approx(expected, nan_ok=True)
