@@ -365,6 +365,10 @@ def test_measures_as_defined_and_as_coded(smoke_of):
         assert np.allclose(table[name], table[f"moved {name}"], rtol=1e-6), name
     for name in ("Hessian trace", "weight norm", CODED[1], CODED[4]):
         assert not np.isclose(table[name], table[f"moved {name}"], rtol=0.1).any(), name
+    factors = (table[f"code moved {CODED[4]}"] / table[CODED[4]]) ** 0.5
+    assert factors.between(5, 25).all()
+    assert np.allclose(factors, factors.round())
+    assert np.allclose(table[f"code moved {CODED[1]}"] * factors**2, table[CODED[1]])
     assert np.allclose(table["Fisher-Rao norm"], table["neurons moved Fisher-Rao norm"])
     assert np.allclose(table[THEOREM_4], table[f"neurons moved {THEOREM_4}"])
     for name in (

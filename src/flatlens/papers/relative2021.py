@@ -512,6 +512,10 @@ def minima(results: Results) -> pd.DataFrame:
             f"{prefix}{CODED[3]}": column("weight_norm", at) ** 2 * sharpness**0.5 / 4 + np.log(sharpness) / 4,
             f"{prefix}{CODED[4]}": norm**2,
         }
+    # the code's own move: the last layer times a whole number from 5 to 25, one of each network
+    factors = np.array([np.random.default_rng(int(seed)).integers(5, 26) for seed in networks["seed"]])
+    columns[f"code moved {CODED[1]}"] = columns[CODED[1]] / factors**2
+    columns[f"code moved {CODED[4]}"] = columns[CODED[4]] * factors**2
     return pd.DataFrame(columns)
 
 
