@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from flatlens.papers.evidence import (
     correlated,
     independent,
     mark_left_out,
+    numbers_of,
     reached,
     trained_ones,
 )
@@ -41,11 +43,14 @@ from flatlens.papers.experiment import (
     Plot,
     Results,
     Scale,
+    Side,
     deferred,
     own_seeds,
     tested,
 )
 from flatlens.papers.figures import pairwise, scatter
+from flatlens.statistics import Statistic, in_cases
+from flatlens.statistics.inference import Holds
 from flatlens.training import SGD, Training, Until
 
 # ---- X14: one layer
@@ -137,7 +142,10 @@ def last_hidden(results: Results) -> pd.DataFrame:
 
 
 def layer_five(results: Results, study: str, layer: str = "fc3") -> pd.DataFrame:
-    """Return the values of layer 5 of the networks of a study that reached the loss, with their schemes."""
+    """Return the values of layer 5 of the networks of a study that reached the loss, with their schemes.
+
+    Our move divides layer 5 by a factor; "multiplied ..." is after one that multiplies it by this factor, as coded.
+    """
     networks = reached(study)(results)
     columns = {
         "key": networks["key"],
@@ -153,7 +161,10 @@ def layer_five(results: Results, study: str, layer: str = "fc3") -> pd.DataFrame
             f"{prefix}lmax": networks.get(_of_layer(layer, "layer_sharpness", at)),
             f"{prefix}trace": None if kappa_trace is None or norm is None else kappa_trace / norm**2,
         }
-    return pd.DataFrame(columns, index=networks.index)
+    table = pd.DataFrame(columns, index=networks.index)
+    by = numbers_of(table, ["lmax", "moved lmax", "trace", "moved trace"])
+    multiplied = {f"multiplied {name}": by[name] ** 2 / by[f"moved {name}"] for name in ("lmax", "trace")}
+    return table.assign(**multiplied)
 
 
 @deferred
@@ -163,14 +174,16 @@ def within(results: Results, table: Table, group: str, columns: Sequence[str]) -
     Means alone would leave the group with the largest spread to decide: one of the four schemes has 99% of the squares.
     """
     networks = table(results)
-    numbers = networks[list(columns)].astype(float)
-    groups = numbers.groupby(networks[group])
+    trained, _ = trained_ones(networks)
+    numbers = numbers_of(trained, columns)
+    groups = numbers.groupby(trained[group])
     spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
     return networks.assign(**((numbers - groups.transform("mean")) / spread))
 
 
 _VALUES = ("kappa", "kappa_tau", "lmax", "trace")
-_STANDARDISED = ["gap", *_VALUES, *(f"moved {name}" for name in _VALUES)]
+_MULTIPLIED = ("multiplied lmax", "multiplied trace")
+_STANDARDISED = ["gap", *_VALUES, *(f"moved {name}" for name in _VALUES), *_MULTIPLIED]
 lenets_within = within(lenets, "init", _STANDARDISED)
 
 
@@ -182,12 +195,30 @@ def printed_within(*normals: str) -> Table:
 last_hidden_within = within(last_hidden, "init", _STANDARDISED)
 
 
-def as_read(weighed: Callable[[Table], Evidence], name: str) -> Evidence:
-    """Return a claim of the paper's networks in four readings: pooled or within schemes, .1 variance or deviation."""
+@deferred
+def ranks_of(results: Results, table: Table) -> pd.DataFrame:
+    """Return a table of layer 5 with the ranks of its numbers."""
+    return ranks_within(table(results), _STANDARDISED)
+
+
+def as_read(
+    weighed: Callable[[Table], Evidence], name: str, *, unit: str | None = "init", ranks: bool = False
+) -> Evidence:
+    """Return a claim of the paper's networks in four readings: pooled or within schemes, .1 variance or deviation.
+
+    `unit`: of the pooled ones; None for a network. `ranks`: of ranks.
+    """
     said = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
-    pooled = {f"pooled, {words}": weighed(independent(printed(law), "init")) for law, words in said.items()}
-    apart = {f"within a scheme, {words}": weighed(printed_within(law)) for law, words in said.items()}
-    return readings(pooled | apart, name)
+
+    def one(table: Table) -> Evidence:
+        return weighed(ranks_of(table) if ranks else table)
+
+    pooled = {
+        f"pooled, {words}": one(printed(law) if unit is None else independent(printed(law), unit))
+        for law, words in said.items()
+    }
+    apart = {f"within a scheme, {words}": one(printed_within(law)) for law, words in said.items()}
+    return readings(pooled | apart, f"of ranks: {name}" if ranks else name)
 
 
 def strongly(measure: str) -> Evidence:
@@ -195,22 +226,38 @@ def strongly(measure: str) -> Evidence:
     return as_read(lambda table: correlated(table, measure, "gap"), f"Pearson r of {measure} and gap")
 
 
-def weakly(measure: str) -> Evidence:
+def weakly(measure: str, move: str = "moved", *, unit: str | None = "init", ranks: bool = False) -> Evidence:
     """Return |r| of a moved measure and the gap among the paper's networks, in four readings."""
-    return as_read(lambda table: strength(table, f"moved {measure}", "gap"), f"|r| of moved {measure} and gap")
+    name = f"{move} {measure}"
+    return as_read(lambda table: strength(table, name, "gap"), f"|r| of {name} and gap", unit=unit, ranks=ranks)
 
 
-def fails(measure: str, proposed: str, *, size: bool = False) -> Evidence:
+def fails(
+    measure: str,
+    proposed: str,
+    move: str = "moved",
+    *,
+    size: bool = False,
+    unit: str | None = "init",
+    ranks: bool = False,
+) -> Evidence:
     """Return how much less a moved measure correlates with the gap than the proposed one, in four readings.
 
     `size`: compare |z|.
     """
-    moved, own = [f"moved {measure}"], [f"moved {proposed}"]
+    moved, own = [f"{move} {measure}"], [f"moved {proposed}"]
     if size:
-        name = f"Fisher's |z| of moved {proposed} and gap, less that of moved {measure}"
-        return as_read(lambda table: weaker(table, moved, own, "gap"), name)
-    name = f"Fisher's z of moved {proposed} and gap, less that of moved {measure}"
-    return as_read(lambda table: stronger(table, own, moved, "gap"), name)
+        name = f"Fisher's |z| of moved {proposed} and gap, less that of {move} {measure}"
+        return as_read(lambda table: weaker(table, moved, own, "gap"), name, unit=unit, ranks=ranks)
+    name = f"Fisher's z of moved {proposed} and gap, less that of {move} {measure}"
+    return as_read(lambda table: stronger(table, own, moved, "gap"), name, unit=unit, ranks=ranks)
+
+
+def falls(measure: str, move: str = "moved", *, ranks: bool = False) -> Evidence:
+    """Return how far a move makes a positive correlation of a measure with the gap weaker, in four readings."""
+    moved, own = [f"{move} {measure}"], [measure]
+    name = f"Fisher's |z| of {measure} and gap, less that of {move} {measure}; and r of the former"
+    return as_read(lambda table: weaker(table, moved, own, "gap", positive=True), name, unit=None, ranks=ranks)
 
 
 def _x14_plots(results: Results) -> list[Plot]:
@@ -234,7 +281,9 @@ def _x14_plots(results: Results) -> list[Plot]:
 
 # ---- X15: every layer
 
-HIDDEN = ("fc1", "fc2", "fc3", "fc4")
+LAYERS = ("fc1", "fc2", "fc3", "fc4", "fc5")
+HIDDEN, BEHIND = LAYERS[:4], LAYERS[1:]
+"""The four hidden layers by their own weights, and by those that act on their outputs, as in the authors' code."""
 LAYER_MEASURES = {
     "kappa_trace": ("kappa_tau^l", "Fig. 3"),
     "neuron_flatness": ("rho_sigma^l", "Fig. 4"),
@@ -248,7 +297,7 @@ NETWORK_WISE = {
 }
 """Column of each measure of the whole network in Fig. 6."""
 OF_TABLE_1 = {
-    symbol: tuple(str(Column.of(column, layer)) for layer in (*HIDDEN, "fc5"))
+    symbol: tuple(str(Column.of(column, layer)) for layer in LAYERS)
     for symbol, column in (
         ("kappa^l", "layer_sharpness.kappa"),
         *((symbol, column) for column, (symbol, _) in LAYER_MEASURES.items()),
@@ -300,25 +349,61 @@ def well_trained(results: Results) -> pd.DataFrame:
     return mark_left_out(networks, networks["loss"] > 0.07, "training loss above 0.07")
 
 
-SYMBOLS = {
-    column: [symbol.removesuffix("l") + layer.removeprefix("fc") for layer in HIDDEN]
-    for column, (symbol, _) in LAYER_MEASURES.items()
-}
-ALL_SYMBOLS = [symbol for symbols in SYMBOLS.values() for symbol in symbols]
-"""Symbols of the hidden layers, by measure and together: "kappa_tau^2"."""
+def _symbols(layers: Sequence[str]) -> dict[str, list[str]]:
+    return {
+        column: [symbol.removesuffix("l") + layer.removeprefix("fc") for layer in layers]
+        for column, (symbol, _) in LAYER_MEASURES.items()
+    }
+
+
+def _together(symbols: Mapping[str, Sequence[str]]) -> list[str]:
+    return [symbol for of_measure in symbols.values() for symbol in of_measure]
+
+
+SYMBOLS, OUTGOING = _symbols(HIDDEN), _symbols(BEHIND)
+ALL_SYMBOLS, ALL_OUTGOING = _together(SYMBOLS), _together(OUTGOING)
+"""Symbols of the hidden layers, by measure and together: "kappa_tau^2"; by their own weights, and by those behind."""
+
+
+def _under_symbols(networks: pd.DataFrame) -> pd.DataFrame:
+    names = {column: symbol for symbol, column in NETWORK_WISE.items()}
+    for column, symbols in _symbols(LAYERS).items():
+        names |= {str(Column.of(column, layer)): symbol for layer, symbol in zip(LAYERS, symbols, strict=True)}
+    test_loss = networks["loss"] + networks["generalisation_gap"]
+    return networks.assign(test_loss=test_loss).rename(columns=names)
 
 
 def mlps(results: Results) -> pd.DataFrame:
     """Return `well_trained` with measures under the paper's symbols: "rho^2" of a layer, "rho^max" of all."""
-    names = {column: symbol for symbol, column in NETWORK_WISE.items()}
-    for column, symbols in SYMBOLS.items():
-        names |= {str(Column.of(column, layer)): symbol for layer, symbol in zip(HIDDEN, symbols, strict=True)}
-    return well_trained(results).rename(columns=names)
+    return _under_symbols(well_trained(results))
+
+
+def mlps_by_errors(results: Results) -> pd.DataFrame:
+    """Return the same, but those are left out whose training error, as the share of wrong labels, is above 0.07."""
+    networks = reached("mlp")(results)
+    wrong = 1 - networks["accuracy"].astype(float)
+    return _under_symbols(mark_left_out(networks, wrong > 0.07, "training error rate above 0.07"))
+
+
+_NUMBERS = [*_together(_symbols(LAYERS)), *NETWORK_WISE, "generalisation_gap"]
+mlps_within = within(mlps, "batch_size", _NUMBERS)
 
 
 def mlps_ranks(results: Results) -> pd.DataFrame:
     """Return the networks of `mlps` with ranks of all measures and of the gap."""
-    return ranks_within(mlps(results), [*ALL_SYMBOLS, *NETWORK_WISE, "generalisation_gap"])
+    return ranks_within(mlps(results), _NUMBERS)
+
+
+SLIGHTLY = float(np.arctanh(0.8) - np.arctanh(0.7))
+"""Largest difference of Fisher's z that counts as slight: that of r = 0.7 and 0.8."""
+
+
+@deferred
+def apart(results: Results, table: Table, columns: Sequence[str], y: str, holds: Holds, side: Side) -> Statistic:
+    """Return |Fisher's z| with y of each of the columns less that of each other: of "all" pairs, or of "some" pair."""
+    pairs = {f"{mine} less {other}": weaker(table, [other], [mine], y) for mine, other in permutations(columns, 2)}
+    name = f"Fisher's |z| with {y}: each of {', '.join(columns)} less each other"
+    return in_cases({pair: one(results) for pair, one in pairs.items()}, holds, name, side)
 
 
 def mlp_changes(results: Results) -> pd.DataFrame:
