@@ -40,7 +40,10 @@ from flatlens.papers.reparam2019 import (
     LAYER_MEASURES,
     NETWORK_WISE,
     OF_TABLE_1,
+    apart,
     lenets,
+    mlps_by_errors,
+    ranks_of,
     well_trained,
     within,
 )
@@ -87,17 +90,37 @@ def test_layer_five_before_and_after(smoke_of):
         times = table[f"moved {name}"] / table[name]  # the factor by which fc3 is divided, squared
         assert times.between(5**2, 25**2).all()
         assert times.nunique() == len(times)
+        norms = networks["weight_norm@layerwise[fc3]"] / networks["weight_norm[fc3]"]  # 1 / factor
+        assert np.allclose(table[f"multiplied {name}"], table[name] * norms**2)
+    assert ranks_of(lenets)(results)["moved trace"].tolist() == table["moved trace"].rank().tolist()
 
 
 @pytest.mark.xdist_group("X15")
 def test_networks_of_a_larger_training_loss_are_left_out(smoke_of):
     results = smoke_of("X15")[1].results
     networks = results["mlp"].networks
-    networks = networks.assign(loss=[0.01, 0.0701, 0.07, 0.3])
+    networks = networks.assign(loss=[0.01, 0.0701, 0.07, 0.3], accuracy=[0.9, 0.94, 0.92, 0.93])
     results = {"mlp": type(results["mlp"])(**{**vars(results["mlp"]), "networks": networks})}
     kept, left_out = trained_ones(well_trained(results))
     assert kept["loss"].tolist() == [0.01, 0.07]
     assert left_out == (("training loss above 0.07", 2),)
+    kept, left_out = trained_ones(mlps_by_errors(results))
+    assert kept["accuracy"].tolist() == [0.94, 0.93]
+    assert left_out == (("training error rate above 0.07", 2),)
+    assert np.allclose(kept["test_loss"] - kept["generalisation_gap"], kept["loss"])
+
+
+def test_layers_are_apart_by_the_sizes_of_their_correlations():
+    table = pd.DataFrame(np.random.default_rng(0).standard_normal((40, 4)), columns=["a", "b", "c", "y"])
+    table = table.assign(
+        b=table["b"] - table["y"], c=table["c"] + 3 * table["y"], unit=[f"seed {i}" for i in range(40)]
+    )
+    z = sorted(abs(np.arctanh(pearsonr(table[column], table["y"])[0])) for column in "abc")
+    far = z[2] - z[0]
+    for holds, side, value in (("all", "below", far), ("some", "above", far), ("all", "above", -far)):
+        found = apart(lambda _: table, ["a", "b", "c"], "y", holds, side)({})
+        assert len(found.parts) == 6
+        assert found.value == pytest.approx(value)
 
 
 @pytest.mark.xdist_group("X15")
@@ -331,6 +354,11 @@ def test_values_within_a_group_have_mean_0_and_spread_1_and_a_group_of_one_has_n
     assert found["x"].tolist()[:2] == [-1.0, 1.0]
     assert found["x"].isna().tolist() == [False, False, True]
     assert found["y"].tolist() == [1, 2, 3]
+    found = within(lambda _: table.assign(**{"left out": ["", "", ""]}, init="a"), "init", ["x"])({})
+    left = within(lambda _: table.assign(**{"left out": ["", "", "diverged"]}, init="a"), "init", ["x"])({})
+    assert found["x"].notna().all()
+    assert left["x"].tolist()[:2] == [-1.0, 1.0]
+    assert np.isnan(left["x"][2])
 
 
 @pytest.mark.parametrize(("name", "study"), [("X14", "lenet"), ("X15", "mlp"), ("X18", "lenet")])
