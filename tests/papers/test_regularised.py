@@ -146,6 +146,16 @@ def test_cases_in_which_sharpness_correlates_with_the_gap():
     assert regularised.where_sharpness_correlates(networks).tolist() == [True] * 6 + [False] * 6
 
 
+def test_what_is_left_of_a_correlation_given_the_norm():
+    sharpness, norm, gap = np.random.default_rng(0).standard_normal((3, 40)) + np.random.default_rng(1).standard_normal(
+        40
+    )
+    z = [np.arctanh([[np.corrcoef(x, y)[0, 1]]]) for x, y in ((sharpness, gap), (sharpness, norm), (norm, gap))]
+    rest = [y - np.polyval(np.polyfit(norm, y, 1), norm) for y in (sharpness, gap)]
+    left = np.arctanh(np.corrcoef(*rest)[0, 1])
+    assert regularised.mediated(*z) == pytest.approx(abs(z[0][0]) - abs(left))
+
+
 @pytest.mark.xdist_group("X13")
 def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     results = smoke_of("X13")[1].results

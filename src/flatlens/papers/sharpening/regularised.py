@@ -31,6 +31,7 @@ from flatlens.papers.contrasts import (
     across,
     first_change,
     in_each_case,
+    margin_by_size,
     mean_correlation,
     mean_of,
     of_each_case,
@@ -55,7 +56,8 @@ from flatlens.papers.figures import BANDS, banded
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, JACOBIAN, NARROW_RESNET, NARROW_VGG
 from flatlens.papers.sharpening.networks import SOFTMAXED as SOFTMAXED_JACOBIAN
 from flatlens.statistics import kendall
-from flatlens.statistics.inference import Holds
+from flatlens.statistics.inference import Holds, fishers_z
+from flatlens.statistics.statistic import Array
 from flatlens.training import (
     SAM,
     SGD,
@@ -284,6 +286,16 @@ def where_sharpness_correlates(networks: pd.DataFrame) -> pd.Series:
     cases = trained_ones(networks)[0].groupby(CASE)
     r = {case: mine[SHARP].astype(float).corr(mine[GAP].astype(float)) for case, mine in cases}
     return networks[CASE].map(r) >= WEAK
+
+
+def mediated(z: Array, to_norm: Array, to_gap: Array) -> Array:
+    """Return the mean over cases of |z| of sharpness and gap less that of their partial correlation given the norm.
+
+    Its arguments are Fisher's z of sharpness and gap, of sharpness and norm, and of norm and gap, for `across`.
+    """
+    r, of_sharpness, of_gap = (np.tanh(one) for one in (z, to_norm, to_gap))
+    given = (r - of_sharpness * of_gap) / np.sqrt((1 - of_sharpness**2) * (1 - of_gap**2))
+    return margin_by_size(z, fishers_z(given))
 
 
 def size_in_each_case(table: Table, x: str, y: str, name: str, holds: Holds = "all", side: Side = "above") -> Evidence:
