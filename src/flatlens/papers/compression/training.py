@@ -194,8 +194,8 @@ def follows(
 
 @deferred
 def along_with(trajectory: pd.DataFrame, column: str, coefficient: CoefficientName = "pearson") -> float:
-    """Return the correlation over the steps of the logarithms of a column (`VOLUME` is one) and of sharpness."""
-    other = trajectory[column] if column == VOLUME else np.log(trajectory[column])
+    """Return the correlation over the steps of the logarithms of a column (volumes are that) and of sharpness."""
+    other = trajectory[column] if column in (VOLUME, CODED) else np.log(trajectory[column])
     return float(np.log(trajectory[SHARPNESS.column]).corr(other, method=coefficient))
 
 
