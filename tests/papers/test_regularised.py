@@ -147,9 +147,8 @@ def test_cases_in_which_sharpness_correlates_with_the_gap():
 
 
 def test_what_is_left_of_a_correlation_given_the_norm():
-    sharpness, norm, gap = np.random.default_rng(0).standard_normal((3, 40)) + np.random.default_rng(1).standard_normal(
-        40
-    )
+    drawn = np.random.default_rng(0).standard_normal((4, 40))
+    sharpness, norm, gap = drawn[:3] + drawn[3]
     z = [np.arctanh([[np.corrcoef(x, y)[0, 1]]]) for x, y in ((sharpness, gap), (sharpness, norm), (norm, gap))]
     rest = [y - np.polyval(np.polyfit(norm, y, 1), norm) for y in (sharpness, gap)]
     left = np.arctanh(np.corrcoef(*rest)[0, 1])
