@@ -47,6 +47,8 @@ FULLY_CONNECTED = ("mlp", "mlp_coded")
 
 MLS, NMLS = Quantity("MLS", "mls"), Quantity("NMLS", "nmls")
 D, BOUND = Quantity("D", "mls_chain.rhs[fc1]"), Quantity("bound of NMLS", "nmls_bound.rhs")
+D_CODED = Quantity("D, Frobenius norm", "mls_chain(norm='frobenius').rhs[fc1]")
+BOUND_CODED = Quantity("bound of NMLS, Frobenius norms", "nmls_bound(norm='frobenius').rhs")
 RELATIVE = Quantity("relative flatness, last layer", "relative_flatness")
 SHOWN = (Quantity("local dimension", "local_dimension"), SHARPNESS, LOG_VOLUME, MLS, NMLS, GAP, D, BOUND, RELATIVE)
 """The quantities of Fig. G.5 to G.7."""
@@ -142,7 +144,7 @@ def _of_protocol(name: str, scale: Scale) -> Study:
     # and D and the bound with Frobenius norms, of a convolution times the root of its positions
     column = {LOG_VOLUME: TOP_THREE.column} if name in ("lenet_coded", "mlp_coded") else {}
     if name == "lenet_coded":
-        column |= {D: "mls_chain(norm='frobenius').rhs[fc1]", BOUND: "nmls_bound(norm='frobenius').rhs"}
+        column |= {D: D_CODED.column, BOUND: BOUND_CODED.column}
     shown = [replace(q, column=column.get(q, q.column)).with_first(_first_layer(name)) for q in SHOWN]
     return Study(name, base, (setups,), tuple(shown), scale=scale)
 
@@ -157,7 +159,7 @@ def population(results: Results, study: str) -> pd.DataFrame:
     values = studied(study)(results)
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
     first = _first_layer(study)
-    also = {q.name: q.with_first(first).of(networks) for q in (*_ALSO, TOP_THREE)}
+    also = {q.name: q.with_first(first).of(networks) for q in (*_ALSO, D_CODED, BOUND_CODED, TOP_THREE)}
     volume: pd.Series = also[_VOLUMES[0][0].name].astype(float).map(np.exp)
     partial = also["C"] / D.with_first(first).of(networks) * SHARPNESS.of(networks)
     loose = also[_VOLUMES[0][1].name] - also[_VOLUMES[0][0].name]
