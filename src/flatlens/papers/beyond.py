@@ -71,7 +71,8 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
 def sides(results: Results, *laws: str) -> pd.DataFrame:
     """Return the table of these laws' networks.
 
-    Columns: law, train (samples), the true error, the bound by each rule, and `holds`, 1 or 0.
+    Columns: law, train (samples), the true error, the bound by each rule, and `holds`, 1 or 0; `holds, printed
+    radius`, too, where that radius is defined.
     """
     parts = []
     for law in laws or RECIPES:
@@ -79,7 +80,11 @@ def sides(results: Results, *laws: str) -> pd.DataFrame:
         columns = {name: networks[column] for name, column in _SIDES.items()}
         parts.append(pd.DataFrame({"law": law, "train": networks["train"], UNIT: networks[UNIT], **columns}))
     table = pd.concat(parts, ignore_index=True)
-    return table.assign(holds=(table["true error"] <= table["exact"]).astype(float))
+    held = {
+        name: (table["true error"] <= table[rule]).astype(float).where(table[rule].notna())
+        for name, rule in (("holds", "exact"), ("holds, printed radius", "published"))
+    }
+    return table.assign(**held)
 
 
 @deferred

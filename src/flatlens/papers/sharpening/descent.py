@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
@@ -30,6 +31,7 @@ from flatlens.papers.evidence import (
     along,
     correlated_changes,
     first,
+    gain,
     growth_beyond,
     histories,
     in_trajectory,
@@ -47,7 +49,7 @@ from flatlens.papers.evidence import (
     up_to_edge,
     where,
 )
-from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis, tested
+from flatlens.papers.experiment import Plot, Results, Scale, Side, deferred, seed_axis, tested
 from flatlens.papers.figures import BANDS, banded, followed_curves, trajectory_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
@@ -59,6 +61,7 @@ from flatlens.papers.sharpening.networks import (
     VGG,
     measured_in,
 )
+from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
 from flatlens.training import SGD, Adam, Training
 
 
@@ -260,20 +263,42 @@ def by_figure(results: Results, table: Table) -> pd.DataFrame:
     return cases[cases[CASE].isin(set(shown[CASE]))]
 
 
-def in_each_line(table: Table, column: str, ranks: str | None = None) -> Evidence:
+def in_each_line(table: Table, column: str, ranks: str | None = None, side: Side = "above") -> Evidence:
     """Return the mean of a column, as in `mean_of`, in each line of a figure: at each degree of smoothing."""
 
     def lines(results: Results) -> pd.DataFrame:
         networks = by_figure(table)(results)
         return networks.assign(**{CASE: networks[CASE] + ", smoothing " + networks[SMOOTHING].astype(str)})
 
-    return of_each_case(lines, lambda line: mean_of(line, column, ranks), f"{column}, in each line of a figure")
+    name = f"{column}, in each line of a figure"
+    return of_each_case(lines, lambda line: mean_of(line, column, ranks), name, side=side)
 
 
-def in_all_figures(table: Table, rise: str) -> Evidence:
-    """Return Kendall's tau of the smoothing and a rise for each figure."""
-    name = f"Kendall tau-b of {SMOOTHING} and {rise} in each figure"
-    return of_each_case(by_figure(table), lambda case: along(case, SMOOTHING, rise, _ALIKE), name, side="below")
+def in_all_figures(table: Table, rise: str, along_what: str = SMOOTHING, side: Side = "below") -> Evidence:
+    """Return Kendall's tau of the smoothing, or of another column, and a rise for each figure."""
+    name = f"Kendall tau-b of {along_what} and {rise} in each figure"
+    return of_each_case(by_figure(table), lambda case: along(case, along_what, rise, _ALIKE), name, side=side)
+
+
+def moved_alike(x: str, y: str, direction: int) -> Number:
+    """Return the share of steps in which y moves up (direction 1) or down (-1), of those in which x does; or NaN."""
+
+    def share(trajectory: pd.DataFrame) -> float:
+        of_x, of_y = direction * np.diff(trajectory[[x, y]].dropna().to_numpy(dtype=float), axis=0).T
+        return float((of_y[of_x > 0] > 0).mean()) if (of_x > 0).any() else np.nan
+
+    return share
+
+
+def correlated_values(x: str, y: str, coefficient: CoefficientName = "pearson") -> Number:
+    """Return the correlation of the values of two columns over the measured steps; NaN for fewer than four."""
+
+    def correlation(trajectory: pd.DataFrame) -> float:
+        values = trajectory[[x, y]].dropna().to_numpy(dtype=float)
+        once = np.ones((1, len(values)))
+        return float(COEFFICIENTS[coefficient](values[:, 0], values[:, 1], once)[0]) if len(values) > 3 else np.nan
+
+    return correlation
 
 
 _SHARP, _SOFTMAXED = _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column
@@ -284,17 +309,31 @@ _PEAKS = {
     "rise to the peak of the Jacobian norm": rise_to_peak(_SOFTMAXED),
 }
 _RATIOS = {"log rise of sharpness": log_rise(_SHARP), "log rise of the Jacobian norm": log_rise(_SOFTMAXED)}
+_ENDS = {"rise to the end of sharpness": gain(_SHARP), "rise to the end of the Jacobian norm": gain(_SOFTMAXED)}
+_TOGETHER = {
+    "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),
+    "of ranks": correlated_changes(*_CHANGES, "spearman"),
+}
+_OF_VALUES = {
+    "r of the values of sharpness and Jacobian norm": correlated_values(*_CHANGES),
+    "of ranks of the values": correlated_values(*_CHANGES, "spearman"),
+    "share of the Jacobian norm's rises in which sharpness rises": moved_alike(_SOFTMAXED, _SHARP, 1),
+    "share of the sharpness's falls in which the Jacobian norm falls": moved_alike(_SHARP, _SOFTMAXED, -1),
+}
 _NUMBERS = {
     **_PEAKS,
     **_RATIOS,
+    **_ENDS,
+    **_TOGETHER,
+    **_OF_VALUES,
+    **{f"{name} up to 2/lr": up_to_edge(number, _SHARP, "edge") for name, number in _OF_VALUES.items()},
     "sharpness / (2/lr), largest": peak(_SHARP, "edge"),
     "sharpness / (2/lr), later half": late(_SHARP, "edge"),
     **_RISES,
-    "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),
-    "of ranks": correlated_changes(*_CHANGES, "spearman"),
     "r of the two changes up to 2/lr": up_to_edge(correlated_changes(*_CHANGES), _SHARP, "edge"),
     "of ranks up to 2/lr": up_to_edge(correlated_changes(*_CHANGES, "spearman"), _SHARP, "edge"),
     "growth of the Jacobian norm beyond 2/lr": growth_beyond(_SOFTMAXED, _SHARP, "edge"),
+    "growth of sharpness beyond 2/lr": growth_beyond(_SHARP, _SHARP, "edge"),
     "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, _SHARP, "edge"),
 }
 
@@ -416,13 +455,16 @@ training = in_trajectory(
         "share of the largest norm of C": _share(_CURVATURE.column),
         "log(last / middle) of sharpness": of_later_half(log_gain(_SHARP)),
         "rise of the output norm": rise(_OUTPUTS.column),
+        "last output norm": last(_OUTPUTS.column),
+        "log(last / middle) of the output norm": of_later_half(log_gain(_OUTPUTS.column)),
         "r of the changes of output norm and norm of C": correlated_changes(_OUTPUTS.column, _CURVATURE.column),
         "of ranks": correlated_changes(_OUTPUTS.column, _CURVATURE.column, "spearman"),
     },
     networks=trained_in,
 )
 unsmoothed, smoothed = of_smoothing(training, False), of_smoothing(training, True)
-first_epoch = in_trajectory("first_epoch", {**_RISES, **_PEAKS, **_RATIOS})
+fitted, fitted_unsmoothed = (where(table, "accuracy >= 0.99") for table in (training, unsmoothed))
+first_epoch = in_trajectory("first_epoch", {**_RISES, **_PEAKS, **_RATIOS, **_ENDS, **_TOGETHER, **_OF_VALUES})
 
 
 def _x10_plots(results: Results) -> list[Plot]:
@@ -454,7 +496,9 @@ NUMBERS = {
     **{f"rise of {column}": rise(column) for column in _INCREASING},
     **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
     **{f"log rise of {column}": log_rise(column) for column in _INCREASING},
+    **{f"rise to the end of {column}": gain(column) for column in _INCREASING},
     **{f"last {column}": last(column) for column in _FEATURES},
+    **{f"later mean of {column}": late(column) for column in _FEATURES},
     **{f"largest {column}": peak(column) for column in (*_INCREASING, *_FEATURES)},
 }
 """Numbers of each network, from its measures followed in training."""

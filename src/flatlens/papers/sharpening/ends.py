@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE, Quantity, in_words
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import VGG11, Architecture, ResNet18
-from flatlens.papers.evidence import CASE, Table, reached, trained_in
-from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
+from flatlens.papers.contrasts import of_each_case, with_over_without
+from flatlens.papers.evidence import (
+    CASE,
+    UNIT,
+    Evidence,
+    Table,
+    complete,
+    over_groups,
+    reached,
+    trained_in,
+    word_of,
+)
+from flatlens.papers.experiment import Plot, Results, Scale, Side, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded, pairwise
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,
@@ -23,6 +36,7 @@ from flatlens.papers.sharpening.networks import (
     VGG,
     measured_in,
 )
+from flatlens.statistics import Statistic, partial_correlation
 from flatlens.training import SGD, Steps, Training, Until
 
 
@@ -55,7 +69,50 @@ def ends(
     return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x, log_y=log_y)
 
 
+@deferred
+def by_line(results: Results, table: Table, setting: str) -> pd.DataFrame:
+    """Return the table with a line of a figure, a value of the setting, as its case."""
+    networks = table(results)
+    return networks.assign(**{CASE: setting + " " + networks[setting].astype(str)})
+
+
+def at_least(table: Table, x: str, y: str, same: Sequence[str]) -> Evidence:
+    """Return the mean of log(a / b) over groups equal in `same`: a is y where x is least, b y's mean elsewhere."""
+
+    def log_ratio(group: pd.Series) -> float:
+        least, *others = group.sort_index()
+        return float(np.log(least / np.mean(others))) if others else np.nan
+
+    return over_groups(table, x, y, same, log_ratio, f"log of {y} where {x} is least over its mean elsewhere")
+
+
+@deferred
+def given(results: Results, table: Table, x: str, y: str, control: str) -> Statistic:
+    """Return Pearson's partial correlation of two columns given a third, over units."""
+    kept = complete(table(results), [x, y, control])
+    own = kept.table
+    units = own[UNIT]
+    one = partial_correlation(own[x], own[y], own[[control]], names=(x, y), units=units, unit=word_of(units))
+    return replace(one, excluded=kept.excluded)
+
+
 DECAY = "weight_decay"
+
+
+def by_decay(column: str, side: Side) -> Evidence:
+    """Return the log of a column with a weight decay over that without, for each decay and learning rate of Fig. 2."""
+    networks = by_line(trained_in("resnet"), "lr")
+
+    def each(results: Results) -> pd.DataFrame:
+        table = networks(results)
+        parts = [
+            table[table[DECAY].isin([0, decay])].assign(**{CASE: lambda of, d=decay: of[CASE] + f", decay {d}"})
+            for decay in sorted(table[DECAY].unique())[1:]
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    name = f"log of {column} with {DECAY} over that without, in each line"
+    return of_each_case(each, lambda one: with_over_without(one, DECAY, column, ["seed"]), name, side=side)
 
 
 def _x7(scale: Scale) -> Mapping[str, Study]:
