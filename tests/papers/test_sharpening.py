@@ -1,24 +1,28 @@
 """X6, X7, X8 and X10 of the sharpening paper: that they run and say what their claims need, not what comes."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from flatlens.bounds import check_bounds
 from flatlens.experiments.network import compute
 from flatlens.measures import Lens
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.evidence import histories, reached
+from flatlens.papers.evidence import histories, labelled, reached, these
 from flatlens.papers.sharpening.descent import (
     BOUND,
     FITTED,
     LAWS_OF_INPUTS,
     NORM,
     WIDTH,
+    correlated_values,
     in_all_figures,
+    moved_alike,
     of_laws,
     of_smoothing,
     with_width,
 )
+from flatlens.papers.sharpening.ends import GAP, NOT_FLATTEST, SHARP, at_least, best_of, by_decay, given
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
 from flatlens.problem import Problem
 
@@ -140,3 +144,42 @@ def test_networks_are_chosen_by_smoothing_and_rate(smoke_of):
     faster = of_smoothing(lambda _: networks, False, fastest=True)(results)
     assert set(faster["lr"]) == {0.2}
     assert set(faster["label_smoothing"]) == {0.0}
+
+
+def test_moves_and_values_of_two_curves():
+    one = pd.DataFrame({"x": [0.0, 1, 2, 1, 0], "y": [0.0, 1, 0, -1, 3]})
+    assert moved_alike("x", "y", 1)(one) == 0.5
+    assert moved_alike("x", "y", -1)(one) == 0.5
+    assert np.isnan(moved_alike("x", "y", -1)(one.head(3)))
+    assert correlated_values("x", "y")(one) == pytest.approx(np.corrcoef(one["x"], one["y"])[0, 1])
+    assert np.isnan(correlated_values("x", "y")(one.head(3)))
+
+
+def test_the_flattest_and_the_best_of_a_seed():
+    rows = [(seed, sharp, gap) for seed in range(8) for sharp, gap in ((1.0, 4.0), (2.0, 1.0), (4.0, 3.0))]
+    rows[:3] = [(0, 1.0, 1.0), (0, 2.0, 2.0), (0, 4.0, 2.0)]  # here the flattest is the best
+    table = these(labelled(pd.DataFrame(rows, columns=["seed", SHARP, GAP]), ["seed"]))
+    found = at_least(table, SHARP, GAP, ["seed"])({})
+    assert found.value == pytest.approx((7 * np.log(4 / 2) + np.log(1 / 2)) / 8)
+    assert at_least(table, GAP, SHARP, ["seed"])({}).value == pytest.approx((7 * np.log(2 / 2.5) + np.log(1 / 3)) / 8)
+    assert best_of(table, GAP, ["seed"])({})[NOT_FLATTEST].tolist() == [0.0] + 7 * [1.0]
+
+
+def test_a_correlation_given_a_third_column():
+    draws = np.random.default_rng(0)
+    z = draws.normal(size=60)
+    x, y = z + 0.3 * draws.normal(size=60), z + 0.3 * draws.normal(size=60)
+    table = these(labelled(pd.DataFrame({"seed": np.repeat(range(12), 5), "x": x, "y": y, "z": z}), ["seed"]))
+    r = np.corrcoef([x, y, z])
+    expected = (r[0, 1] - r[0, 2] * r[1, 2]) / np.sqrt((1 - r[0, 2] ** 2) * (1 - r[1, 2] ** 2))
+    assert given(table, "x", "y", "z")({}).value == pytest.approx(expected)
+
+
+@pytest.mark.xdist_group("X7")
+def test_every_decay_is_compared_with_none_at_each_learning_rate(smoke_of):
+    results = smoke_of("X7")[1].results
+    found = by_decay(GAP, "below")(results)
+    assert set(found.parts) == {"lr 0.1, decay 0.005", "lr 0.02, decay 0.005"}
+    networks = results["resnet"].networks.set_index(["lr", "weight_decay", "seed"])[GAP].astype(float)
+    ratio = np.log(networks[0.1, 0.005] / networks[0.1, 0.0]).mean()
+    assert found.parts["lr 0.1, decay 0.005"].value == pytest.approx(ratio)

@@ -529,9 +529,9 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
-def over_scales(study: str, number: str) -> Evidence:
-    """Return the mean over seeds of Kendall's tau-b of the scale of the inputs and a number."""
-    return along(in_trajectory(study, NUMBERS), "scale", number, ["seed"])
+def over_scales(study: str, number: str, chosen: str = "scale > 0") -> Evidence:
+    """Return the mean over seeds of Kendall's tau-b of the scale of the inputs and a number, over the chosen scales."""
+    return along(where(in_trajectory(study, NUMBERS), chosen), "scale", number, ["seed"])
 
 
 def _x11_plots(results: Results) -> list[Plot]:

@@ -18,10 +18,12 @@ from flatlens.papers.evidence import (
     UNIT,
     Evidence,
     Table,
+    alike_in,
     complete,
     over_groups,
     reached,
     trained_in,
+    trained_ones,
     word_of,
 )
 from flatlens.papers.experiment import Plot, Results, Scale, Side, deferred, seed_axis
@@ -84,6 +86,17 @@ def at_least(table: Table, x: str, y: str, same: Sequence[str]) -> Evidence:
         return float(np.log(least / np.mean(others))) if others else np.nan
 
     return over_groups(table, x, y, same, log_ratio, f"log of {y} where {x} is least over its mean elsewhere")
+
+
+NOT_FLATTEST = "the one with the least gap is not the flattest"
+
+
+@deferred
+def best_of(results: Results, table: Table, gap: str, same: Sequence[str]) -> pd.DataFrame:
+    """Return a row per group equal in `same`, with NOT_FLATTEST: 1 or 0."""
+    groups = alike_in(trained_ones(table(results))[0], same)
+    least = [[of[column].astype(float).idxmin() for column in (SHARP, gap)] for of in groups]
+    return pd.DataFrame({NOT_FLATTEST: [float(a != b) for a, b in least], UNIT: [of[UNIT].iloc[0] for of in groups]})
 
 
 @deferred
