@@ -82,8 +82,9 @@ def at_least(table: Table, x: str, y: str, same: Sequence[str]) -> Evidence:
     """Return the mean of log(a / b) over groups equal in `same`: a is y where x is least, b y's mean elsewhere."""
 
     def log_ratio(group: pd.Series) -> float:
-        least, *others = group.sort_index()
-        return float(np.log(least / np.mean(others))) if others else np.nan
+        a, *others = group.sort_index()
+        b = np.mean(others) if others else 0
+        return float(np.log(a / b)) if a > 0 and b > 0 else np.nan
 
     return over_groups(table, x, y, same, log_ratio, f"log of {y} where {x} is least over its mean elsewhere")
 
