@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from flatlens.column import Column
 from flatlens.data.sources import DataSettings
 from flatlens.data.synthetic import RECIPES
 from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.experiments.tables import kinds_of
 from flatlens.models import MLP, Activation, Architecture
@@ -340,8 +342,13 @@ _NUMBERS = {
 
 def descents(results: Results) -> pd.DataFrame:
     """Return the networks of gradient descent at every learning rate, with the numbers of their trajectories."""
+    return _descents(tuple((name, results[name]) for name in _DESCENTS if name in results))
+
+
+@lru_cache(4)  # most rows of X6 read this table
+def _descents(studies: tuple[tuple[str, StudyResult], ...]) -> pd.DataFrame:
     why = "the network without label smoothing never reached 99% accuracy"
-    return _joined(results, lambda study: in_trajectory(study, _NUMBERS, FITTED, without=why))
+    return _joined(dict(studies), lambda study: in_trajectory(study, _NUMBERS, FITTED, without=why))
 
 
 def _joined(results: Results, table_of: Callable[[str], Table]) -> pd.DataFrame:
