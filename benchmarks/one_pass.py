@@ -8,11 +8,11 @@ dense there, which would make the floor slower. Attention is torch's own choice 
 
 The pass gives, per sample and layer, G, K (weight and bias), R, C and ||x||^2, and K of every other parameter, from a
 plan that is there. `without certificates` does not check chunks against the plan. The other rows are whole calls:
-`Problem` alone, also in units of one forward pass; three measures, `Problem` and `Lens` included; and the summary's
-measures that take no products. Seconds are the processor's with one thread, those of the wall with more. Peak memory is
-the growth above the resident size just before, in a child process. Some twenty minutes. Transformers of other
-packages need `.venv-timm/bin/python`, which `.ci/timm` makes; where a package is missing, its networks keep their
-last results.
+`Problem` alone, also in units of one forward pass; three measures, `Problem` and `Lens` included; and the summary
+without its measures that take products. Seconds are the processor's with one thread, those of the wall with more. Peak
+memory is the growth above the resident size just before, in a child process. Some twenty minutes. Transformers of other
+packages need `.venv-timm/bin/python`, which `.ci/timm` makes; where a package is missing, its networks keep their last
+results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from benchmarks.timed import NETWORKS, OUTPUTS, TRANSFORMERS
 from flatlens.errors import out_of_memory
 from flatlens.grams import Plan, lay_out, one_pass
 from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK, chunk_size
-from flatlens.measures.definition import SUMMARY
+from flatlens.measures import definition, pipeline
 
 THREE = ["mls", "ggn_trace", "relative_flatness_ggn"]
 CHUNKS = (8, 32, 128, 256)
@@ -155,14 +156,21 @@ def contestants(name: str, way: Floor) -> dict[str, Callable[[], Any]]:
     given = EVERY[name].given()
     problem = fl.Problem(*given)
     report = fl.measure(fl.Lens(problem))
-    brief = [row.partition(".")[0] for row in SUMMARY if row in report and not report[row].products]
+    asked = definition.asked_for("summary", held_out=False)
+    free = {one for row, one in asked.answers.items() if row not in report or not report[row].products}
+    brief = replace(asked, measures=tuple(one for one in asked.measures if one in free))
+
+    def summary() -> None:
+        with mock.patch.object(pipeline, "asked_for", return_value=brief):
+            fl.measure(fl.Lens(fl.Problem(*given)))
+
     run = the_pass(problem)
     return {
         "floor": partial(way, problem),
         "pass": run,
         "without certificates": partial(on_trust, run),
         "three measures": lambda: fl.measure(fl.Lens(fl.Problem(*given)), THREE),
-        "summary": lambda: fl.measure(fl.Lens(fl.Problem(*given)), brief),
+        "summary": summary,
         "Problem": lambda: fl.Problem(*given),
         "forward": partial(forward, problem),
     }
