@@ -541,6 +541,17 @@ def over_scales(study: str, number: str, chosen: str = "scale > 0") -> Evidence:
     return along(where(in_trajectory(study, NUMBERS), chosen), "scale", number, ["seed"])
 
 
+def over_scales_unscaled(study: str, number: str) -> Evidence:
+    """Return the same for a number of the Jacobian with respect to the unscaled inputs: times the scale."""
+    return along(_times_the_scale(study, number), "scale", number, ["seed"])
+
+
+@deferred
+def _times_the_scale(results: Results, study: str, number: str) -> pd.DataFrame:
+    networks = in_trajectory(study, NUMBERS)(results)
+    return networks.assign(**{number: networks[number] * networks["scale"]})
+
+
 def _x11_plots(results: Results) -> list[Plot]:
     held = "gradient descent at a learning rate of 0.2"
     return [
