@@ -34,6 +34,7 @@ from flatlens.papers.evidence import (
     numbers_of,
     reached,
     trained_ones,
+    where,
 )
 from flatlens.papers.experiment import (
     MOVED,
@@ -193,6 +194,8 @@ def printed_within(*normals: str) -> Table:
 
 
 last_hidden_within = within(last_hidden, "init", _STANDARDISED)
+last_hidden_of_variance = where(last_hidden, "init != 'normal_sd'")
+last_hidden_of_variance_within = within(last_hidden_of_variance, "init", _STANDARDISED)
 
 
 @deferred
