@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from literal import definition_3
@@ -11,6 +14,8 @@ from modern import case
 from torch import Tensor, nn
 
 import flatlens as fl
+from flatlens.grams import lay_out, planner
+from flatlens.grams.plan import Rows
 
 MEASURED = [
     "relative_flatness", "relative_flatness_ggn", "kappa_trace", "neuron_flatness", "neuron_flatness_ggn",
@@ -116,3 +121,21 @@ def test_features_of_parts_have_the_units_of_the_whole_weight() -> None:
         close(moved[key, part].value, plain[key, part].value)
         close(moved["relative_flatness_ggn", part].value, plain[key, part].value)
         assert abs(moved["relative_flatness_ggn", part].value / plain["relative_flatness_ggn", part].value - 1) > 0.01
+
+
+def test_no_place_is_tested_twice_where_a_plan_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+    tested = planner.independent_rows
+
+    def counted(f: Tensor, at: Mapping[str, Any], *given: Any) -> dict[str, list[Rows]]:
+        places.append(len(at))
+        return tested(f, at, *given)
+
+    monkeypatch.setattr(planner, "independent_rows", counted)
+    this = case("bert", "cross_entropy")
+    problem = fl.Problem(this.net, this.loss, this.data)
+    lay_out(problem, problem.model)
+    first, again = places[: len(problem.probes)], places[len(problem.probes) :]
+    assert min(first) > 0
+    assert again
+    assert max(again) == 0
