@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.compression.populations import KINDS, PARTIAL, SHOWN, population
+from flatlens.papers.compression.populations import KINDS, PARTIAL_SHARPNESS, SHOWN, population
 from flatlens.papers.compression.training import CHAIN, VARIATION_SIDES
 from flatlens.papers.compression.transformers import COMMAND, SEARCHED, SHARPNESS_46, VIT_NAMES
 
@@ -50,7 +50,7 @@ def test_the_partial_sharpness_is_c_without_the_weights_norm():
         **{"mls_chain.C_D.lhs[fc1]": norm * partial, "mls_chain.rhs[fc1]": norm * whole},
         interpolation_sharpness=whole**2,
     )
-    np.testing.assert_allclose(population("mlp")(results)[PARTIAL], partial)
+    np.testing.assert_allclose(population("mlp")(results)[PARTIAL_SHARPNESS], partial)
 
 
 def test_networks_with_starts_of_their_own_are_each_a_unit():

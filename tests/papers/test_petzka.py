@@ -17,7 +17,7 @@ from flatlens.papers import EXPERIMENTS
 from flatlens.papers.coded_bound import cross_validated, flatness, preimages
 from flatlens.papers.evidence import these, trained_ones
 from flatlens.papers.experiment import SUMMED_GAP
-from flatlens.papers.feature_space import FLIPPED, FOLDS, folds, measured, printed, stored
+from flatlens.papers.feature_space import FLIPPED, FOLDS, in_folds, measured, printed, stored
 from flatlens.papers.relative2021 import (
     AS_CODED,
     BY_DEVIATION,
@@ -302,7 +302,7 @@ def test_ten_data_sets_are_of_one_distribution_and_their_correlations_averaged(s
     values = measured((1.0, 4.0), 60, range(TIMES, 2 * TIMES), "folds")[1].numpy().reshape(-1, FOLDS, 6)
     r = [pearsonr(ten[:, 0], ten[:, 3])[0] for ten in values]
     assert row["0-1 error, r"] == pytest.approx(np.arctanh(r).mean())
-    drawn = folds(60, 5)
+    drawn = in_folds(60, 5)
     assert len(drawn) == FOLDS
     whole = printed(FOLDS * 60, 5)
     assert all(torch.equal(one.covariances, whole.covariances) for one in drawn)

@@ -91,7 +91,7 @@ def stored(n: int, seed: int, largest: float = 0.0) -> Draw:
     return Draw(around, means[cluster], labels, means, covariances, torch.arange(CLUSTERS) % 2, torch.tensor(FLIPPED))
 
 
-def folds(n: int, seed: int) -> list[Draw]:
+def in_folds(n: int, seed: int) -> list[Draw]:
     """Draw ten times n samples of one distribution, and cut them into ten data sets."""
     whole = printed(FOLDS * n, seed)
     parts = (values.chunk(FOLDS) for values in (whole.around, whole.apart, whole.labels))
@@ -102,7 +102,7 @@ def measured(separations: tuple[float, ...], n: int, seeds: range, generator: Ge
     """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 6)."""
     other = partial(stored, largest=float(generator == "second"))
     if generator == "folds":
-        draws = [one for seed in seeds if seed % FOLDS == 0 for one in folds(n, seed)]
+        draws = [one for seed in seeds if seed % FOLDS == 0 for one in in_folds(n, seed)]
     else:
         draws = [printed(n, seed) if generator == "printed" else other(n, seed) for seed in seeds]
     stacked = Draw(*(torch.stack([getattr(one, field.name) for one in draws]) for field in fields(Draw)))

@@ -284,8 +284,8 @@ def _x14_plots(results: Results) -> list[Plot]:
 
 # ---- X15: every layer
 
-LAYERS = ("fc1", "fc2", "fc3", "fc4", "fc5")
-HIDDEN, BEHIND = LAYERS[:4], LAYERS[1:]
+FC_LAYERS = ("fc1", "fc2", "fc3", "fc4", "fc5")
+HIDDEN, BEHIND = FC_LAYERS[:4], FC_LAYERS[1:]
 """The four hidden layers by their own weights, and by those that act on their outputs, as in the authors' code."""
 LAYER_MEASURES = {
     "kappa_trace": ("kappa_tau^l", "Fig. 3"),
@@ -300,7 +300,7 @@ NETWORK_WISE = {
 }
 """Column of each measure of the whole network in Fig. 6."""
 OF_TABLE_1 = {
-    symbol: tuple(str(Column.of(column, layer)) for layer in LAYERS)
+    symbol: tuple(str(Column.of(column, layer)) for layer in FC_LAYERS)
     for symbol, column in (
         ("kappa^l", "layer_sharpness.kappa"),
         *((symbol, column) for column, (symbol, _) in LAYER_MEASURES.items()),
@@ -370,8 +370,8 @@ ALL_SYMBOLS, ALL_OUTGOING = _together(SYMBOLS), _together(OUTGOING)
 
 def _under_symbols(networks: pd.DataFrame) -> pd.DataFrame:
     names = {column: symbol for symbol, column in NETWORK_WISE.items()}
-    for column, symbols in _symbols(LAYERS).items():
-        names |= {str(Column.of(column, layer)): symbol for layer, symbol in zip(LAYERS, symbols, strict=True)}
+    for column, symbols in _symbols(FC_LAYERS).items():
+        names |= {str(Column.of(column, layer)): symbol for layer, symbol in zip(FC_LAYERS, symbols, strict=True)}
     test_loss = networks["loss"] + networks["generalisation_gap"]
     return networks.assign(test_loss=test_loss).rename(columns=names)
 
@@ -388,7 +388,7 @@ def mlps_by_errors(results: Results) -> pd.DataFrame:
     return _under_symbols(mark_left_out(networks, wrong > 0.07, "training error rate above 0.07"))
 
 
-_NUMBERS = [*_together(_symbols(LAYERS)), *NETWORK_WISE, "generalisation_gap"]
+_NUMBERS = [*_together(_symbols(FC_LAYERS)), *NETWORK_WISE, "generalisation_gap"]
 mlps_within = within(mlps, "batch_size", _NUMBERS)
 
 

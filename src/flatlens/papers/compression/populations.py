@@ -75,7 +75,7 @@ _PROTOCOLS = {
 }
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, ITSELF, HOLDS = "-D", "volume itself", "bounds hold"
-PARTIAL = "partial sharpness"
+PARTIAL_SHARPNESS = "partial sharpness"
 """Root of the mean over samples of ||df/dW||_F^2, W the first layer's weight: a factor of C, as sqrt(S) is one of D."""
 LOOSE, TENFOLD = "log(bound of volume / volume)", float(np.log(10))
 
@@ -163,7 +163,9 @@ def population(results: Results, study: str) -> pd.DataFrame:
     volume: pd.Series = also[_VOLUMES[0][0].name].astype(float).map(np.exp)
     partial = also["C"] / D.with_first(first).of(networks) * SHARPNESS.of(networks)
     loose = also[_VOLUMES[0][1].name] - also[_VOLUMES[0][0].name]
-    table = values.assign(**also, **{MINUS_D: -values[D.name], ITSELF: volume, PARTIAL: partial, LOOSE: loose})
+    table = values.assign(
+        **also, **{MINUS_D: -values[D.name], ITSELF: volume, PARTIAL_SHARPNESS: partial, LOOSE: loose}
+    )
     rounded = 1e-9
     violated = pd.concat(
         [table[small.name] > table[large.name] * (1 + rounded) for small, large in ((MLS, D), (NMLS, BOUND))]
