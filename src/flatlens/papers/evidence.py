@@ -319,6 +319,15 @@ def weighed(name: str, coefficient: Coefficient, kept: Retained, **options: Any)
 
 Trajectories: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
 """Returns a table per network, by key: one row per measured step, one column per followed measure, and `edge`."""
+
+
+@deferred
+def by_line(results: Results, table: Table, setting: str) -> pd.DataFrame:
+    """Return the table with a line of a figure, a value of the setting, as its case."""
+    networks = table(results)
+    return networks.assign(**{CASE: setting + " " + networks[setting].astype(str)})
+
+
 Number: TypeAlias = Callable[[pd.DataFrame], float]
 """Returns a number of the network from its trajectory."""
 

@@ -19,13 +19,13 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 from flatlens.papers.contrasts import mean_of, of_each_case
 from flatlens.papers.evidence import (
-    CASE,
     Evidence,
     Number,
     Table,
     Trajectories,
     along,
     between,
+    by_line,
     correlated_changes,
     gain,
     histories,
@@ -168,12 +168,8 @@ def following(
 
 def _at_each(setting: str, table: Table, name: str, ranks: str | None, side: Side) -> Evidence:
     """Return the mean of a column at each value of the setting; all have to be on the side."""
-
-    def by_value(results: Results) -> pd.DataFrame:
-        networks = in_figure(table, setting)(results)
-        return networks.assign(**{CASE: f"{setting} " + networks[setting].astype(str)})
-
-    return of_each_case(by_value, lambda case: mean_of(case, name, ranks), name, side=side)
+    lines = by_line(in_figure(table, setting), setting)
+    return of_each_case(lines, lambda case: mean_of(case, name, ranks), name, side=side)
 
 
 @deferred

@@ -19,6 +19,7 @@ from flatlens.papers.evidence import (
     Evidence,
     Table,
     alike_in,
+    by_line,
     complete,
     over_groups,
     reached,
@@ -69,13 +70,6 @@ def ends(
     rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in _PANELS.items()])
     caption = f"At the end of training. {BANDS}."
     return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x, log_y=log_y)
-
-
-@deferred
-def by_line(results: Results, table: Table, setting: str) -> pd.DataFrame:
-    """Return the table with a line of a figure, a value of the setting, as its case."""
-    networks = table(results)
-    return networks.assign(**{CASE: setting + " " + networks[setting].astype(str)})
 
 
 def at_least(table: Table, x: str, y: str, same: Sequence[str]) -> Evidence:
