@@ -486,15 +486,10 @@ def trained_coefficients(networks: pd.DataFrame) -> pd.Series:
     return accuracy.groupby([networks["study"], networks["coefficient"]]).transform("mean") >= 0.9
 
 
-def largest_or_none(name: str) -> Table:
-    """Return the networks with the largest coefficient, and those with none."""
+def largest_or_none(name: str, *, trained: bool = False) -> Table:
+    """Return the networks with the largest coefficient, perhaps of those with which networks train, and with none."""
     both = jacobian_networks(name, "reference_small")
-    return where(both, "coefficient == 0 or coefficient == coefficient.max()")
-
-
-def largest_trained_or_none(name: str) -> Table:
-    """Return the networks with the largest coefficient at which networks are trained, and those with none."""
-    both = where(jacobian_networks(name, "reference_small"), trained_coefficients)
+    both = where(both, trained_coefficients) if trained else both
     return where(both, "coefficient == 0 or coefficient == coefficient.max()")
 
 
