@@ -18,6 +18,7 @@ from flatlens.errors import FlatlensError
 from flatlens.grams.autograd import Runner
 from flatlens.grams.data_pass import random_signs
 from flatlens.operations.graph import Graph, sources_of, walk
+from flatlens.perturbation.hidden_operations import Watch
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size, take
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
@@ -42,7 +43,7 @@ _FALLS = 0.125  #: share of the roughness over long steps that is left over shor
 _MOVED = 4000  #: weights of which one in some dozens is rounded another way over a short step
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
-_INSIDE = "the coarsest dtype inside, and fake quantisation"
+_INSIDE = "the coarsest dtype inside, fake quantisation, and whether autograd sees all"
 _ROUNDS = ("FakeQuantize", "FusedMovingAvgObsFq")  #: beginnings of the names of nodes of fake quantisation
 
 
@@ -50,7 +51,8 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
     """Return in words that the derivative in the weights, and in the inputs, is not autograd's; empty if none is found.
 
     Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
-    outputs: in the measured weights, then in the inputs, along autograd's gradient and along random directions. Where
+    outputs: in the measured weights, then in the inputs, along autograd's gradient, and along random directions unless
+    a forward pass shows that autograd sees all of it (`hidden_operations`). Where
     inputs are not floating numbers, the words about weights stand for both. At a kink a difference of outputs is
     another, too: it is believed if it is the same over two steps to each side. Not seen are changes of less than a
     twentieth of the derivative, or that rounding of the outputs hides, operations that jump many times within a step
@@ -61,11 +63,11 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
-            _, told = _inside(problem, model)
+            _, told, seen = _inside(problem, model)
             if told == ("", ""):
                 # a RuntimeError: it has no derivative, or does not run at other weights
                 with suppress(RuntimeError, FlatlensError), problem.measuring(model):
-                    words = _Combination(problem, model).words()
+                    words = _Combination(problem, model).words(0 if seen else _RANDOM)
                     told = words[0], words[-1]
         problem.facts[_FOUND] = told
     found: tuple[str, str] = problem.facts[_FOUND]
@@ -77,16 +79,22 @@ def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
     return _inside(problem, model)[0] if problem.arithmetic == "full" else problem.dtype
 
 
-def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str]]:
-    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation, which differences miss."""
+def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str], bool]:
+    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation, which differences miss.
+
+    And whether autograd sees all that forward() does with the weights and inputs: no dtype is out of sight then.
+    """
     if _INSIDE not in problem.facts:
-        dtype, told = problem.dtype, ("", "")
+        dtype, told, whole = problem.dtype, ("", ""), False
         batch, frozen = problem.place(problem.probes[0]), {id(p) for p in model.parameters() if not p.requires_grad}
         # a RuntimeError: the outputs have no derivative
         with suppress(RuntimeError, FlatlensError), problem.measuring(model), differentiable(model.parameters()):
             leaf = x if (x := _floating_input(batch)) is None else x.clone().requires_grad_()
-            f, _ = problem.run(model, batch if leaf is None else (leaf.clone(), *batch[1:]))
-            nodes = Graph(f).nodes
+            given = batch if leaf is None else (leaf.clone(), *batch[1:])
+            with Watch([*model.parameters(), *given[: leaf is not None]]) as watch:
+                f, _ = problem.run(model, given)
+            graph = Graph(f)
+            nodes, whole = graph.nodes, watch.sees(graph)
             dtypes = {made.dtype for node in nodes for made in node._input_metadata}
             numbers = {torch.finfo(one).eps: one for one in dtypes if one.is_floating_point or one.is_complex}
             dtype = numbers[max(numbers)] if numbers else dtype
@@ -99,10 +107,10 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
             in_weights, in_inputs = map(words.format, _SIDES)
             told = in_weights if rounded - {id(leaf)} else "", in_inputs if id(leaf) in rounded else ""
             finer = torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
-            if finer and not rounded and problem.parameters and not problem.sharded:
+            if finer and not rounded and not whole and problem.parameters and not problem.sharded:
                 dtype = _out_of_sight(problem, model) or dtype
-        problem.facts[_INSIDE] = dtype, told
-    found: tuple[torch.dtype, tuple[str, str]] = problem.facts[_INSIDE]
+        problem.facts[_INSIDE] = dtype, told, whole
+    found: tuple[torch.dtype, tuple[str, str], bool] = problem.facts[_INSIDE]
     return found
 
 
@@ -281,10 +289,10 @@ class _Combination(_Moved):
         self.rounding = coarse * float(torch.linalg.vector_norm(f.detach()))
         self.value, self.step = float(value.detach()), _STEP.get(inside, _STEP[torch.float32])
 
-    def words(self) -> list[str]:
+    def words(self, random: int) -> list[str]:
         """Return in words, for the weights and for floating inputs, that a derivative is not autograd's.
 
-        Along the gradient and along random signs, as long as the weights or the inputs.
+        Along the gradient and a number of random signs, as long as the weights or the inputs.
         """
         # weights without a gradient stay: the row of an embedding's padding has none on purpose
         moving = [
@@ -292,7 +300,7 @@ class _Combination(_Moved):
             *(torch.ones_like(x, dtype=torch.int8) for x in self.here[1:]),
         ]
         told, drawn = [""] * len(self.here), [torch.empty_like(one) for one in self.here]
-        for turn in range(1 + _RANDOM):
+        for turn in range(1 + random):
             moves, slopes = list[tuple[Tensor, float]](), list[float]()
             for side, gradient in enumerate(self.gradient):
                 along = drawn[side].copy_(_signs(gradient, self.draw).mul_(moving[side])) if turn else gradient
