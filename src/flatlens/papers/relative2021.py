@@ -199,17 +199,17 @@ def each_step(table: Table, column: str, side: Side = "above") -> Evidence:
     return steps
 
 
-def at_end(reading: str, largest: bool, generator: Generator = "printed") -> Evidence:
-    """Return Fisher's z of a reading at the largest or the smallest separation, the mean over blocks."""
-    return mean_of(where(in_blocks(generator), f"separation == separation.{'max' if largest else 'min'}()"), reading)
+def at_end(reading: str, largest: bool, generator: Generator = "printed", by: str = "separation") -> Evidence:
+    """Return Fisher's z of a reading at the largest or the smallest value of a setting, the mean over blocks."""
+    return mean_of(where(in_blocks(generator), f"{by} == {by}.{'max' if largest else 'min'}()"), reading)
 
 
-def none_near(reading: str, most: float = 0.1, generator: Generator = "printed") -> Evidence:
-    """Return how far Fisher's z at the smallest separation is from both ends of [-most, most], above 0 inside."""
+def none_near(reading: str, most: float = 0.1, generator: Generator = "printed", by: str = "separation") -> Evidence:
+    """Return how far Fisher's z at a setting's smallest value is from both ends of [-most, most], above 0 inside."""
     below, above = f"{most:g} less z", f"z + {most:g}"
 
     def room(results: Results) -> pd.DataFrame:
-        table = where(in_blocks(generator), "separation == separation.min()")(results)
+        table = where(in_blocks(generator), f"{by} == {by}.min()")(results)
         return table.assign(**{below: most - table[reading], above: most + table[reading]})
 
     return all_of({side: mean_of(room, side) for side in (below, above)}, f"{most:g} less |z|: {reading}")

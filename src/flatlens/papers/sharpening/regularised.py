@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +39,7 @@ from flatlens.papers.contrasts import (
     strength,
 )
 from flatlens.papers.evidence import (
+    ACCURACY_GAP,
     CASE,
     UNIT,
     Evidence,
@@ -55,7 +56,7 @@ from flatlens.papers.experiment import WEAK, Plot, Results, Scale, Side, deferre
 from flatlens.papers.figures import BANDS, banded
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, JACOBIAN, NARROW_RESNET, NARROW_VGG
 from flatlens.papers.sharpening.networks import SOFTMAXED as SOFTMAXED_JACOBIAN
-from flatlens.statistics import kendall
+from flatlens.statistics import Statistic, in_cases, kendall
 from flatlens.statistics.inference import Holds, fishers_z
 from flatlens.statistics.statistic import Array
 from flatlens.training import (
@@ -429,7 +430,7 @@ def _figures(kind: str) -> str:
 
 JACOBIAN_REGULARISERS = {"input": "Input", "parameters": "Param."}
 """Names in the legend of Fig. 33."""
-_REFERENCES = {"reference_large": "ref 1e-1", "reference_small": "ref 1e-3"}
+REFERENCES = {"reference_large": "ref 1e-1", "reference_small": "ref 1e-3"}
 
 
 def _x13(scale: Scale) -> Mapping[str, Study]:
@@ -493,25 +494,49 @@ def largest_or_none(name: str, *, trained: bool = False) -> Table:
     return where(both, "coefficient == 0 or coefficient == coefficient.max()")
 
 
+def falls_each_step(table: Table, column: str) -> Evidence:
+    """Return the log ratio of a column at each coefficient to that at the one before; all have to be below 0."""
+
+    def steps(results: Results) -> Statistic:
+        networks = table(results)
+        parts = {}
+        for low, high in pairwise(sorted(networks["coefficient"].unique())):
+            two = where(these(networks), f"{low} <= coefficient <= {high}")
+            parts[f"{low:g} to {high:g}"] = first_change(two, "coefficient", column, SAME)(results)
+        return in_cases(parts, "all", f"log of {column} at each coefficient over that at the one before", "below")
+
+    return steps
+
+
+@deferred
+def with_change(results: Results, table: Table) -> pd.DataFrame:
+    """Return the networks with `change of the gap`: their gap less that of the same seed without a regulariser."""
+    without = jacobian_networks("reference_small")(results)[[*SAME, GAP]].rename(columns={GAP: "without"})
+    networks = table(results).merge(without, on=list(SAME))
+    return networks.assign(**{"change of the gap": networks[GAP].astype(float) - networks["without"].astype(float)})
+
+
 @deferred
 def best_among(results: Results, table: Table) -> pd.DataFrame:
     """Return how far the best networks of the two regularisers are apart, in logarithms, for each seed.
 
-    `apart` is the distance of the smallest gaps; `reductions apart` that of how far these are below the gap without a
-    regulariser; `apart less gained` that of the largest test accuracies, less the smaller of their two gains over the
-    network without a regulariser.
+    `apart` is the distance of the smallest gaps, `accuracy gaps apart` that of the smallest accuracy gaps; `reductions
+    apart` that of how far the smallest gaps are below the gap without a regulariser; `apart less gained` that of the
+    largest test accuracies, less the smaller of their two gains over the network without a regulariser.
     """
     networks, _ = trained_ones(table(results))
     studies, of_each = [*JACOBIAN_REGULARISERS, "reference_small"], networks.groupby([*SAME, "study"])
     best = pd.DataFrame({"gap": of_each[GAP].min(), "accuracy": of_each["test_accuracy"].max()})
+    best = best.assign(**{ACCURACY_GAP: of_each[ACCURACY_GAP].min()})
     logs = best.where(best > 0).map(np.log)
-    gap, accuracy = (logs[name].unstack().reindex(columns=studies) for name in best)
+    gap, accuracy, of_accuracy = (logs[name].unstack().reindex(columns=studies) for name in best)
     gained = accuracy[[*JACOBIAN_REGULARISERS]].sub(accuracy["reference_small"], axis=0).min(axis=1, skipna=False)
     smallest = best["gap"].unstack().reindex(columns=studies)
     reduced = smallest[[*JACOBIAN_REGULARISERS]].rsub(smallest["reference_small"], axis=0)
     reductions = reduced.where(reduced > 0).map(np.log)
     found = {
         "apart": (gap["input"] - gap["parameters"]).abs(),
+        "accuracy gaps apart": (of_accuracy["input"] - of_accuracy["parameters"]).abs(),
         "reductions apart": (reductions["input"] - reductions["parameters"]).abs(),
         "apart less gained": (accuracy["input"] - accuracy["parameters"]).abs() - gained,
     }
@@ -519,16 +544,18 @@ def best_among(results: Results, table: Table) -> pd.DataFrame:
 
 
 both_regularisers = jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")
+regularised_alone = jacobian_networks(*JACOBIAN_REGULARISERS)
+all_of_figure = jacobian_networks(*JACOBIAN_REGULARISERS, *REFERENCES)
 best_networks = best_among(both_regularisers)
 
 
 def _x13_plots(results: Results) -> list[Plot]:
     """Return Fig. 33: each reference is a level line."""
-    table = jacobian_networks(*JACOBIAN_REGULARISERS, *_REFERENCES)(results)
+    table = jacobian_networks(*JACOBIAN_REGULARISERS, *REFERENCES)(results)
     coefficients = sorted(set(table["coefficient"]) - {0.0})
-    titled = table.assign(x=table["coefficient"], line=table["study"].map({**JACOBIAN_REGULARISERS, **_REFERENCES}))
+    titled = table.assign(x=table["coefficient"], line=table["study"].map({**JACOBIAN_REGULARISERS, **REFERENCES}))
     drawn = [titled[titled["study"] == name] for name in JACOBIAN_REGULARISERS]
-    drawn += [titled[titled["study"] == name].assign(x=at) for name in _REFERENCES for at in coefficients]
+    drawn += [titled[titled["study"] == name].assign(x=at) for name in REFERENCES for at in coefficients]
     whole = pd.concat(drawn, ignore_index=True)
     panels = [
         whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole))
