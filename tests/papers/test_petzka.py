@@ -27,10 +27,12 @@ from flatlens.papers.relative2021 import (
     THEOREM_4,
     TIMES,
     approximated,
+    at_end,
     each_step,
     in_blocks,
     in_subspace,
     minima,
+    none_near,
     risen,
     rises,
     worst_case,
@@ -293,6 +295,11 @@ def test_a_blocks_correlation_is_that_of_its_data_sets(smoke_of):
     z = {at: in_blocks("printed")(results).query(f"separation == {at}")["0-1 error, r"].to_numpy() for at in (1, 4)}
     assert rises("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
     assert risen("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean())
+    smallest, largest = (at_end("0-1 error, r", True, "stored", by)(results).value for by in ("labelled", "separation"))
+    z = {at: in_blocks("stored")(results).query(f"separation == {at}")["0-1 error, r"].mean() for at in (1, 4)}
+    assert (smallest, largest) == pytest.approx((z[1], z[4]))  # under the largest label are the data of the smallest
+    near = none_near("0-1 error, r", 0.3, "stored", "labelled")(results)
+    assert near.value == pytest.approx(0.3 - abs(z[4]))
 
 
 @pytest.mark.xdist_group("X16")

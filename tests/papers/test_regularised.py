@@ -158,10 +158,12 @@ def test_what_is_left_of_a_correlation_given_the_norm():
 @pytest.mark.xdist_group("X13")
 def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     results = smoke_of("X13")[1].results
-    best = {}
+    best, of_accuracy = {}, {}
     for name in regularised.JACOBIAN_REGULARISERS:
         networks = results[f"digits.{name}"].networks
-        best[name] = networks[networks["accuracy"] >= 0.19].groupby("seed")[GAP].min()  # others never trained
+        trained = networks[networks["accuracy"] >= 0.19]  # others never trained
+        best[name] = trained.groupby("seed")[GAP].min()
+        of_accuracy[name] = (trained["accuracy"] - trained["test_accuracy"]).groupby(trained["seed"]).min()
     found = {v.prediction.name: v.statistic.value for v in smoke_of("X13")[1].outcomes}
     assert found["similar"] == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())
     without = results["digits.reference_small"].networks.set_index("seed")[GAP]
@@ -169,3 +171,25 @@ def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     both = np.logical_and(*(one > 0 for one in reduced))
     expected = np.abs(np.log(reduced[0][both] / reduced[1][both])).mean()
     assert found["similar.reductions"] == pytest.approx(expected, nan_ok=True)
+    both = np.logical_and(*(one > 0 for one in of_accuracy.values()))
+    expected = np.abs(np.log(of_accuracy["input"][both] / of_accuracy["parameters"][both])).mean()
+    assert found["similar.accuracy_gap"] == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.xdist_group("X13")
+def test_the_change_of_the_gap_is_from_the_network_of_the_same_seed_without_a_regulariser(smoke_of):
+    results = smoke_of("X13")[1].results
+    table = regularised.with_change(regularised.jacobian_networks("input"))(results)
+    without = results["digits.reference_small"].networks.set_index("seed")[GAP]
+    assert len(table) == len(results["digits.input"].networks)
+    assert np.allclose(table["change of the gap"], table[GAP] - without[table["seed"]].to_numpy())
+
+
+def test_each_step_is_to_the_next_coefficient():
+    rows = [
+        {"case": "one", "unit": f"seed {seed}", "seed": seed, "coefficient": c} for seed in range(6) for c in (1, 3, 9)
+    ]
+    table = pd.DataFrame(rows)
+    falling, last = table.assign(norm=1 / table["coefficient"]), table.assign(norm=[2.0, 1.0, 4.0] * 6)
+    assert regularised.falls_each_step(these(falling), "norm")({}).value == pytest.approx(-np.log(3))
+    assert regularised.falls_each_step(these(last), "norm")({}).value == pytest.approx(np.log(4))
