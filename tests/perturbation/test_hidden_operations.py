@@ -12,7 +12,7 @@ import flatlens as fl
 from flatlens.models import VGG11, ViT
 from flatlens.operations.graph import Graph
 from flatlens.perturbation import autograd_check
-from flatlens.perturbation.hidden_operations import Watch
+from flatlens.perturbation.hidden_operations import Sight
 
 
 class SameForward(torch.autograd.Function):
@@ -86,9 +86,9 @@ SHOWN = {
 
 def sees_all(network: nn.Module, x: torch.Tensor) -> bool:
     x = x.clone().requires_grad_()
-    with Watch([x, *network.parameters()]) as watch:
+    with Sight([x, *network.parameters()]) as sight:
         f = network(x)
-    return watch.sees(Graph(f))
+    return sight.sees(Graph(f))
 
 
 def around(between) -> nn.Module:

@@ -18,7 +18,7 @@ from flatlens.errors import FlatlensError
 from flatlens.grams.autograd import Runner
 from flatlens.grams.data_pass import random_signs
 from flatlens.operations.graph import Graph, sources_of, walk
-from flatlens.perturbation.hidden_operations import Watch
+from flatlens.perturbation.hidden_operations import Sight
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size, take
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
@@ -91,10 +91,10 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
         with suppress(RuntimeError, FlatlensError), problem.measuring(model), differentiable(model.parameters()):
             leaf = x if (x := _floating_input(batch)) is None else x.clone().requires_grad_()
             given = batch if leaf is None else (leaf.clone(), *batch[1:])
-            with Watch([*model.parameters(), *given[: leaf is not None]]) as watch:
+            with Sight([*model.parameters(), *given[: leaf is not None]]) as sight:
                 f, _ = problem.run(model, given)
             graph = Graph(f)
-            nodes, whole = graph.nodes, watch.sees(graph)
+            nodes, whole = graph.nodes, sight.sees(graph)
             dtypes = {made.dtype for node in nodes for made in node._input_metadata}
             numbers = {torch.finfo(one).eps: one for one in dtypes if one.is_floating_point or one.is_complex}
             dtype = numbers[max(numbers)] if numbers else dtype

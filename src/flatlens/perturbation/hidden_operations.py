@@ -1,7 +1,7 @@
 """Whether autograd sees all that a forward pass does with the weights and the inputs.
 
 Where each operation on them is torch's own and in the graph, autograd's derivative is the function's, and its numbers
-have the dtypes that the graph shows. `Watch` looks at one forward pass for the contrary: `detach()`, `no_grad()`,
+have the dtypes that the graph shows. `Sight` looks at one forward pass for the contrary: `detach()`, `no_grad()`,
 functions of autograd's with a derivative of their own, rounding, casts, hooks on gradients, numbers that leave torch.
 """
 
@@ -66,17 +66,17 @@ def _ordinary(t: Tensor) -> bool:
 
 
 @final
-class Watch(OperationMode):
+class Sight(OperationMode):
     """A context that watches a forward pass which reads some tensors: weights and inputs.
 
     >>> x, net = torch.ones(2, 3, requires_grad=True), nn.Linear(3, 2)
-    >>> with Watch([x, *net.parameters()]) as watch:
+    >>> with Sight([x, *net.parameters()]) as sight:
     ...     f, other = net(x), net(x) * x.detach().sum()
-    >>> watch.sees(Graph(f))
+    >>> sight.sees(Graph(f))
     False
-    >>> with Watch([x, *net.parameters()]) as watch:
+    >>> with Sight([x, *net.parameters()]) as sight:
     ...     f = net(x)
-    >>> watch.sees(Graph(f))
+    >>> sight.sees(Graph(f))
     True
     """
 
