@@ -103,6 +103,15 @@ def traces(problem: fl.Problem, needs: set[str]) -> dict[tuple[str, str], Tensor
     return {at: torch.cat(parts) for at, parts in found.items()}
 
 
+@pytest.fixture(params=["cheapest", "pairs"])
+def by_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths by the cheapest way, and from pairs of positions, which few positions do not pay for."""
+    if request.param == "pairs":
+        own = SharedJacobian.cheapest.func  # type: ignore[attr-defined]
+        monkeypatch.setattr(SharedJacobian, "cheapest", property(lambda its: own(its) | {"lengths": "pairs"}))
+
+
+@pytest.mark.usefixtures("by_pairs")
 @pytest.mark.parametrize("also", [set(), {"G"}, {"diagonal", "adaptive"}, {"columns"}])
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", saddle])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -115,6 +124,7 @@ def test_traces_without_gram_matrices_are_those_of_gram_matrices(name: str, loss
         assert torch.allclose(ours[at], expected, rtol=1e-10, atol=1e-14), at
 
 
+@pytest.mark.usefixtures("by_pairs")
 @pytest.mark.parametrize("outputs", [2, FEW_OUTPUTS + 1])
 def test_traces_in_float32_have_the_digits_of_those_of_gram_matrices(outputs: int) -> None:
     torch.manual_seed(0)
@@ -129,6 +139,7 @@ def test_traces_in_float32_have_the_digits_of_those_of_gram_matrices(outputs: in
         assert off < 1.5 * was + 1e-8, at
 
 
+@pytest.mark.usefixtures("by_pairs")
 @pytest.mark.parametrize("unit", [1e-30, 1e-15, 1.0, 1e15])
 @pytest.mark.parametrize("also", [set(), {"adaptive"}])
 @pytest.mark.parametrize("P", [2, 20])
@@ -145,3 +156,20 @@ def test_traces_in_float32_keep_their_digits_in_any_unit(P: int, also: set[str],
     mixed = (M[:, 0] - M[:, 1]) * scale.sqrt()[:, None, None]
     assert torch.allclose(own.trace(), mixed.square().sum((1, 2)), rtol=1e-5, atol=0)
     assert torch.allclose(own.relative_trace(), (weight.W[0].T @ mixed).square().sum((1, 2)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.usefixtures("by_pairs")
+@pytest.mark.parametrize("like", [0.0, 1e-1, 1e-2, 1e-4])
+def test_traces_in_float32_keep_their_digits_where_positions_cancel(like: float) -> None:
+    """Features that are almost the same at all positions, and derivatives that add up to 0 over them."""
+    gen = torch.Generator().manual_seed(0)
+    J, phi = torch.randn(4, 3, 1, 8, 40, generator=gen), torch.randn(4, 1, 6, 40, generator=gen)
+    if like:
+        J, phi = J - J.mean(4, keepdim=True), phi.mean(3, keepdim=True) * 10 + like * phi
+    C = torch.eye(3).double().expand(4, 3, 3).contiguous()
+    weight = WeightMatrix(torch.randn(1, 8, 6, generator=gen).double())
+    own = SharedJacobian(J, lambda piece: phi[piece], weight, C, frozenset({"CK", "CR"}), Roots(convex=True))
+    M = torch.einsum("nkgdp,ngmp->nkdm", J.double(), phi.double())
+    digits = 1e-5 if like >= 1e-2 or not like else 1e-2  # of M itself: its sum over positions cancels
+    assert torch.allclose(own.trace(), M.square().sum((1, 2, 3)), rtol=digits, atol=0)
+    assert torch.allclose(own.relative_trace(), (weight.W[0].T @ M).square().sum((1, 2, 3)), rtol=digits, atol=0)

@@ -64,6 +64,8 @@ def euclidean(t: Tensor, dim: int | None = None) -> Tensor:
 
 _MANY = 4096  #: entries of a sample with which roundings of rows are negligible
 SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
+FEW_PAIRED = 32  #: with fewer positions, products of their pairs are too small to be fast
+_LOST = 64  #: how far pairs of P positions may cancel, in units of P
 FEW_OUTPUTS = 32  #: with more, a root of C takes longer than what it saves
 SCRATCH_BYTES = 2**23  #: bytes of scratch memory of a contraction; more would not fit in the cache
 CACHE_BYTES = 2**21  #: bytes of a Jacobian widened to float64 at a time on a CPU: it stays in one core's cache
@@ -162,6 +164,10 @@ def lengths2(compute: Callable[[Callable[[Tensor], Tensor]], Mapping[_T, Tensor]
     found = compute(length2)
     fits = like.dtype == torch.float64 or all(((each > SMALLEST2) & each.isfinite()).all() for each in found.values())
     return found if fits else compute(norm2)
+
+
+def _traces(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def trace(A: Tensor, B: Tensor) -> Tensor:
@@ -616,6 +622,17 @@ class SharedJacobian:
             # sum_kk' C_kk' M_k M_k': from pairs of positions, which keep the digits of float32 alone, or from M
             "squares": {"pairs": math.inf if double else P * (P + 1), "M": N * (P / 4 + 12)},
         }
+        # lengths of mixed M and W^T M: from pairs of positions, or from M by either way of "grams"; times were measured
+        k, T = min(d, m), 0.75 * min(d, m) * d
+        at_input = math.inf if self.at_x is None else P * m
+        costs["R of pairs"] = {"factor of W": (T + k * P) * P, "input": at_input * (P + 20)}
+        costs["lengths"] = {
+            "pairs": math.inf if P < FEW_PAIRED else (N * d + m) * P * P + N * min(costs["R of pairs"].values()),
+            "M": min(
+                1.3 * N * (d * m * P + min(T, at_input) * m),
+                1.15 * N * (d * P + min(T, at_input)) * P + 4 * m * P * P,
+            ),
+        }
         return {part: min(by, key=by.__getitem__) for part, by in costs.items()}
 
     def _get(self, what: GramKind) -> Tensor:
@@ -641,7 +658,7 @@ class SharedJacobian:
             if root is None or not factors:
                 self._found.update(self._products(factors))
             else:
-                self._found.update(lengths2(partial(self._products, factors, root=root), self.J))
+                self._found.update(self._lengths(factors, root))
             factors = {}
         if pairs:
             self._squares_of_pairs(sums)
@@ -682,6 +699,42 @@ class SharedJacobian:
                 else:
                     found[what][piece] = of(M) if T is None else _of_product(of, T, M)
         return found if sizes is None else {what: lengths * sizes.square() for what, lengths in found.items()}
+
+    def _lengths(self, factors: Mapping[GramKind, Tensor | None], root: Tensor) -> Mapping[GramKind, Tensor]:
+        """Squared lengths of root^T T M for each T (g, r, d), None for I, (n,).
+
+        With B = root^T T J, sum_k ||B_k phi^T||^2 = <sum_k B_k^T B_k, phi^T phi>, from pairs of positions, without M.
+        Where positions cancel in M so far that this loses digits, the lengths are those of M.
+        """
+        if self.cheapest["lengths"] == "pairs" and self.J.device.type == "cpu":
+            found = self._lengths_of_pairs(factors, root)
+            if found is not None:
+                return found
+        return lengths2(partial(self._products, factors, root=root), self.J)
+
+    def _lengths_of_pairs(
+        self, factors: Mapping[GramKind, Tensor | None], root: Tensor
+    ) -> Mapping[GramKind, Tensor] | None:
+        """`_lengths` from pairs of positions; None where they have lost digits."""
+        (g, _, P), (left, sizes) = self.J.shape[2:], _unit(root, self.J.dtype)
+        at_input = self.at_x if self.cheapest["R of pairs"] == "input" else None
+        found = {what: torch.empty_like(sizes) for what in factors}
+        for piece in self._pieces(P):
+            phi, B = self.phi(piece).flatten(0, 1), _mixed(left[piece], self.J[piece])
+            X = torch.bmm(phi.mT, phi)
+            for what, T in factors.items():
+                if T is not None and at_input is not None:
+                    rows = _mixed(left[piece], at_input[piece])
+                else:
+                    rows = B if T is None else _times(T, B)
+                D = torch.zeros_like(X)
+                for row in rows.unbind(1):
+                    D.baddbmm_(row.flatten(0, 1).mT, row.flatten(0, 1))
+                own, bound = (D * X).sum((1, 2), dtype=torch.float64), _traces(D) * _traces(X)
+                if not ((own >= bound / (_LOST * P)) & (bound > SMALLEST2) & bound.isfinite()).all():
+                    return None
+                found[what][piece] = own.view(-1, g).sum(1)
+        return {what: lengths * sizes.square() for what, lengths in found.items()}
 
     def _sums_of_M(
         self, factors: Mapping[GramKind, Tensor | None], sums: Collection[GramKind], root: Tensor | None
@@ -832,8 +885,11 @@ def _of_product(of: Callable[[Tensor], Tensor], T: Tensor, M: Tensor) -> Tensor:
 
 def _times(T: Tensor, J: Tensor) -> Tensor:
     """T J, (n', N, g, r, P), stored as J is, for the triangular T (g, r, d)."""
-    if len(T) > 1 or J.stride(3) != 1:
+    if len(T) > 1:
         return T.to(J.dtype) @ J
+    if J.stride(3) != 1:
+        T, half = T[0].to(J.dtype), T.shape[1] // 2
+        return torch.cat([T[:half] @ J, T[half:, half:] @ J[:, :, :, half:]], 3)
     rows = J[:, :, 0].mT
     return _times_triangle(rows.reshape(-1, J.shape[3]), T[0].to(J.dtype)).view(*rows.shape[:3], -1).mT[:, :, None]
 
