@@ -7,6 +7,7 @@ import pytest
 import torch
 from networks import module_of
 from torch import nn
+from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.models import VGG11, ViT
@@ -69,6 +70,7 @@ HIDDEN = {
     "kept tensors are changed": packed,
     "rounding": lambda h: torch.round(8 * h) / 8,
     "division that rounds": lambda h: torch.div(h, 0.1, rounding_mode="floor"),
+    "lookup by frequency": lambda h: F.embedding(torch.tensor([0, 0, 1, 2]), h, scale_grad_by_freq=True),
     "half type": lambda h: h.bfloat16().float(),
     "autograd inside": lambda h: torch.autograd.grad(h.square().sum(), h, create_graph=True)[0],
     "sparse product": lambda h: torch.sparse.mm(torch.eye(len(h)).to_sparse(), h),
@@ -105,6 +107,11 @@ def test_what_is_hidden_is_noticed(name):
 def test_torchs_own_operations_hide_nothing(name):
     torch.manual_seed(0)
     assert sees_all(around(SHOWN[name]), torch.randn(4, 5))
+
+
+def test_fast_products_of_the_environment_are_noticed(monkeypatch):
+    monkeypatch.setenv("DNNL_DEFAULT_FPMATH_MODE", "BF16")
+    assert not sees_all(nn.Linear(5, 3), torch.randn(4, 5))
 
 
 NETWORKS = {

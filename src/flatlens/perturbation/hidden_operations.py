@@ -7,6 +7,7 @@ functions of autograd's with a derivative of their own, rounding, casts, hooks o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Self, final
 
@@ -42,6 +43,9 @@ _NAMES = (
 )
 _OWN = frozenset(_NAMES.split())
 """Torch's operations, also in place, whose derivative is that of the function; nothing is assumed of others."""
+
+_FAST = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+"""Settings of the environment by which products may be computed in a half type without a cast."""
 
 _EXITS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.untyped_storage)
 
@@ -94,7 +98,8 @@ class Sight(OperationMode):
         """Return whether autograd saw all that made the outputs of this graph."""
         names = {node.name() for node in graph.nodes} - {LEAF}
         others = any(isinstance(node, BackwardCFunction) for node in graph.nodes) or any(":" in name for name in names)
-        return self._whole and not self._calls.found and not others
+        fast = any(os.environ.get(setting, "STRICT").upper() != "STRICT" for setting in _FAST)
+        return self._whole and not self._calls.found and not others and not fast
 
     def __enter__(self) -> Self:
         self._calls.__enter__()  # type: ignore[no-untyped-call]
@@ -123,6 +128,7 @@ class Sight(OperationMode):
             self._whole = (
                 name.removesuffix("_") in _OWN
                 and not kind.endswith("_mode")  # a division that rounds
+                and not (name == "embedding" and any(args[3:]))  # a gradient by how often the batch holds a row
                 and torch.is_grad_enabled()
                 and all(t.requires_grad and t.dtype in self._dtypes for t in following)
                 and _autograd._top_saved_tensors_default_hooks(True) is None  # what autograd keeps is left as it is
