@@ -69,6 +69,11 @@ def _ordinary(t: Tensor) -> bool:
     return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not is_functorch_wrapped_tensor(t)
 
 
+def _memory(t: Tensor) -> int:
+    found: int = t.untyped_storage()._cdata
+    return found
+
+
 @final
 class Sight(OperationMode):
     """A context that watches a forward pass which reads some tensors: weights and inputs.
@@ -88,11 +93,11 @@ class Sight(OperationMode):
 
     def __init__(self, read: Iterable[Tensor]) -> None:
         super().__init__()
-        self._calls, self._whole = _Calls(), True
-        self._following: dict[int, Tensor] = {}
-        """Tensors that follow from those that are read, by their memory: while they are here it gets no other use."""
-        self._note(read)
-        self._dtypes = {t.dtype for t in self._following.values()}
+        tensors = list(read)
+        self._calls, self._whole = _Calls(), all(map(_ordinary, tensors))
+        self._following = set(map(_memory, filter(_ordinary, tensors)))
+        """The memory of tensors that follow from those that are read."""
+        self._dtypes = {t.dtype for t in tensors}
 
     def sees(self, graph: Graph) -> bool:
         """Return whether autograd saw all that made the outputs of this graph."""
@@ -110,10 +115,6 @@ class Sight(OperationMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def _note(self, tensors: Iterable[Tensor]) -> None:
-        for t in tensors:
-            self._following.setdefault(t.untyped_storage()._cdata, t)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -121,9 +122,11 @@ class Sight(OperationMode):
         if not (self._whole and all(map(_ordinary, (*given, *made)))):
             self._whole = False
             return out
-        following = [t for t in given if t.untyped_storage()._cdata in self._following]
-        if following:
-            self._note(made)
+        following = [t for t in given if _memory(t) in self._following]
+        if not following:  # what they are made in may be memory that was freed
+            self._following.difference_update(map(_memory, made))
+        else:
+            self._following.update(map(_memory, made))
             name, _, kind = str(func).removeprefix("aten.").partition(".")
             self._whole = (
                 name.removesuffix("_") in _OWN
