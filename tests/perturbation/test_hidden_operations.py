@@ -130,7 +130,8 @@ def test_an_ordinary_network_takes_no_random_directions(name, monkeypatch):
     """Its derivative is looked at along the gradient alone: one difference, or more beside a kink."""
     torch.manual_seed(0)
     build, shape = NETWORKS[name]
-    problem = fl.Problem(build(), "mse", (torch.randn(6, *shape), torch.zeros(6, 3)))
+    x = {"input_ids": torch.randint(9, (6, 5))} if shape is None else torch.randn(6, *shape)
+    problem = fl.Problem(build(), "mse", (x, torch.zeros(6, 3)))
     asked, words = [], autograd_check._Combination.words
     noted = lambda own, random: asked.append(random) or words(own, random)  # noqa: E731
     monkeypatch.setattr(autograd_check._Combination, "words", noted)

@@ -90,9 +90,9 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
         # a RuntimeError: the outputs have no derivative
         with suppress(RuntimeError, FlatlensError), problem.measuring(model), differentiable(model.parameters()):
             leaf = x if (x := _floating_input(batch)) is None else x.clone().requires_grad_()
-            given = batch if leaf is None else (leaf.clone(), *batch[1:])
-            with Sight([*model.parameters(), *given[: leaf is not None]]) as sight:
-                f, _ = problem.run(model, given)
+            own = [] if leaf is None else [leaf.clone()]
+            with Sight([*model.parameters(), *own]) as sight:
+                f, _ = problem.run(model, (*own, *batch[1:]) if own else batch)
             graph = Graph(f)
             nodes, whole = graph.nodes, sight.sees(graph)
             dtypes = {made.dtype for node in nodes for made in node._input_metadata}
