@@ -543,6 +543,15 @@ def best_among(results: Results, table: Table) -> pd.DataFrame:
     return labelled(gap.assign(**found).reset_index(), ["seed"])
 
 
+@deferred
+def at_same_coefficients(results: Results, table: Table) -> pd.DataFrame:
+    """Return how far the two regularisers' gaps are `apart`, in logarithms, for each seed and coefficient of both."""
+    networks, _ = trained_ones(table(results))
+    gaps = networks.pivot(index=[*SAME, "coefficient"], columns="study", values=GAP)[[*JACOBIAN_REGULARISERS]].dropna()
+    logs = gaps.astype(float).map(np.log)
+    return labelled(gaps.assign(apart=(logs["input"] - logs["parameters"]).abs()).reset_index(), ["seed"])
+
+
 both_regularisers = jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")
 regularised_alone = jacobian_networks(*JACOBIAN_REGULARISERS)
 all_of_figure = jacobian_networks(*JACOBIAN_REGULARISERS, *REFERENCES)
