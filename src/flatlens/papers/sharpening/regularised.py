@@ -547,8 +547,9 @@ def best_among(results: Results, table: Table) -> pd.DataFrame:
 def at_same_coefficients(results: Results, table: Table) -> pd.DataFrame:
     """Return how far the two regularisers' gaps are `apart`, in logarithms, for each seed and coefficient of both."""
     networks, _ = trained_ones(table(results))
-    gaps = networks.pivot(index=[*SAME, "coefficient"], columns="study", values=GAP)[[*JACOBIAN_REGULARISERS]].dropna()
-    logs = gaps.astype(float).map(np.log)
+    gaps = networks.pivot(index=[*SAME, "coefficient"], columns="study", values=GAP).astype(float)
+    gaps = gaps.reindex(columns=[*JACOBIAN_REGULARISERS]).dropna()
+    logs = gaps.map(np.log)
     return labelled(gaps.assign(apart=(logs["input"] - logs["parameters"]).abs()).reset_index(), ["seed"])
 
 
