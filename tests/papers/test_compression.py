@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from fake_study import fake_result
 
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.compression.populations import KINDS, PARTIAL_SHARPNESS, SHOWN, population
-from flatlens.papers.compression.training import CHAIN, VARIATION_SIDES
+from flatlens.papers.compression.training import CHAIN, SHARP, VARIATION_SIDES, log_cv, of_mean_curves
 from flatlens.papers.compression.transformers import COMMAND, SEARCHED, SHARPNESS_46, VIT_NAMES
 
 SEEDS = {"axes": [{"name": "lr+batch_size+seed", "values": [[0.1, 8, 0], [0.1, 8, 1]]}]}
@@ -85,6 +86,26 @@ def test_a_step_is_loose_where_the_ratio_varies():
     one = outcome("X3", "B_C_by_variation", chain_of(2.0, 1.0))
     assert one.statistic.value == pytest.approx(1.0)  # log C/B and the variation are both log A and a constant
     assert one.conclusion == "reproduced"
+    cv = log_cv(pd.Series([np.log(np.sqrt((1 + 9) / 2) / 2)]))  # of 1 and 3: mean 2, standard deviation 1
+    assert cv[0] == pytest.approx(np.log(1 / 2))
+
+
+def test_the_mean_curve_is_that_of_values_over_the_runs():
+    rng = np.random.default_rng(0)
+    sharp, mls = rng.uniform(1, 9, (2, 10, 6))  # of ten runs at six looks
+    rows = [
+        (str(run), 100 * look, measure, "", values[run, look])
+        for measure, values in ((SHARP, sharp), ("mls", mls))
+        for run in range(10)
+        for look in range(6)
+    ]
+    networks = {"key": [str(run) for run in range(10)], "seed": range(10), "lr": 0.1, "batch_size": 20}
+    table = pd.DataFrame(rows, columns=["key", "step", "measure", "layer", "value"])
+    found = of_mean_curves("lr", "mls", "mls")({"training": fake_result(networks, histories=table)})
+    assert found.value == pytest.approx(np.corrcoef(np.sqrt(sharp).mean(0), mls.mean(0))[0, 1])
+    without = [np.corrcoef(np.delete(np.sqrt(sharp), i, 0).mean(0), np.delete(mls, i, 0).mean(0)) for i in range(10)]
+    least, most = found.leave_one_out
+    assert (least, most) == pytest.approx((min(r[0, 1] for r in without), max(r[0, 1] for r in without)))
 
 
 def transformers(names, *, off=1.0):

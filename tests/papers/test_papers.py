@@ -47,6 +47,7 @@ UNSEEN = {
         "first_epoch.jacobian.peak",
         "first_epoch.together.changes",
         "first_epoch.together.values",
+        "curvature.follows_outputs.two_looks",
     ),
     "X19": ("holds.published",),
     "X9": ("mixup.decorrelates", "augmentation.decorrelates", "jacobian.superior"),

@@ -17,7 +17,11 @@ from flatlens.papers.sharpening.descent import (
     WIDTH,
     correlated_values,
     in_all_figures,
+    last_quarter,
+    log_of_halves,
     moved_alike,
+    of_every_second,
+    of_later_half,
     of_laws,
     of_smoothing,
     with_width,
@@ -153,6 +157,13 @@ def test_moves_and_values_of_two_curves():
     assert np.isnan(moved_alike("x", "y", -1)(one.head(3)))
     assert correlated_values("x", "y")(one) == pytest.approx(np.corrcoef(one["x"], one["y"])[0, 1])
     assert np.isnan(correlated_values("x", "y")(one.head(3)))
+
+
+def test_quarters_and_every_second_look_of_a_curve():
+    one = pd.DataFrame({"x": [9.0, 9, 9, 9, 1, 3, 5, 7]})
+    assert last_quarter("x")(one) == 6
+    assert of_later_half(log_of_halves("x"))(one) == pytest.approx(np.log(6 / 2))
+    assert of_every_second(last_quarter("x"))(one) == 5  # of 9, 9, 1, 5
 
 
 def test_the_flattest_and_the_best_of_a_seed():

@@ -320,6 +320,20 @@ def ranks_within(networks: pd.DataFrame, columns: Sequence[str], by: str | None 
     return networks.assign(**{column: ranks[column] for column in columns})
 
 
+@deferred
+def within(results: Results, table: Table, group: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the table with each of the columns standardised over the networks of equal `group`.
+
+    Means alone would leave the group with the largest spread to decide: one of X14's four has 99% of the squares.
+    """
+    networks = table(results)
+    trained, _ = trained_ones(networks)
+    numbers = numbers_of(trained, columns)
+    groups = numbers.groupby(trained[group])
+    spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
+    return networks.assign(**((numbers - groups.transform("mean")) / spread))
+
+
 def margin(z: Array, other: Array) -> Array:
     """Return the mean over cases of the first pair's z minus the second's, shape (B,)."""
     return np.asarray((z - other).mean(0))

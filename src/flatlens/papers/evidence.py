@@ -414,15 +414,20 @@ def rise_to_peak(column: str) -> Number:
 
 
 @deferred
-def correlated_changes(trajectory: pd.DataFrame, x: str, y: str, coefficient: CoefficientName = "pearson") -> float:
+def correlated_changes(
+    trajectory: pd.DataFrame, x: str, y: str, coefficient: CoefficientName = "pearson", apart: int = 1
+) -> float:
     """Return the correlation of the changes of two columns between measured steps; NaN for fewer than three changes.
+
+    A change is that from a measured step to the one `apart` places later: with 2 or more, changes overlap.
 
     A rank correlation of the values would count a drift of 2% on a plateau as much as a rise by a factor of ten.
     Pearson's of the changes may hang on one of them, the first step of training: a verdict needs that of ranks, too.
     """
     if not {x, y} <= set(trajectory.columns):
         return np.nan
-    changes = np.diff(trajectory[[x, y]].dropna().to_numpy(dtype=float), axis=0)
+    values = trajectory[[x, y]].dropna().to_numpy(dtype=float)
+    changes = values[apart:] - values[:-apart]
     once = np.ones((1, len(changes)))
     return float(COEFFICIENTS[coefficient](changes[:, 0], changes[:, 1], once)[0]) if len(changes) > 2 else np.nan
 

@@ -23,7 +23,7 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.contrasts import ranks_within, readings, strength, stronger, weaker
+from flatlens.papers.contrasts import ranks_within, readings, strength, stronger, weaker, within
 from flatlens.papers.evidence import (
     UNIT,
     Evidence,
@@ -166,20 +166,6 @@ def layer_five(results: Results, study: str, layer: str = "fc3") -> pd.DataFrame
     by = numbers_of(table, ["lmax", "moved lmax", "trace", "moved trace"])
     multiplied = {f"multiplied {name}": by[name] ** 2 / by[f"moved {name}"] for name in ("lmax", "trace")}
     return table.assign(**multiplied)
-
-
-@deferred
-def within(results: Results, table: Table, group: str, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the table with each of the columns standardised over the networks of equal `group`.
-
-    Means alone would leave the group with the largest spread to decide: one of the four schemes has 99% of the squares.
-    """
-    networks = table(results)
-    trained, _ = trained_ones(networks)
-    numbers = numbers_of(trained, columns)
-    groups = numbers.groupby(trained[group])
-    spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
-    return networks.assign(**((numbers - groups.transform("mean")) / spread))
 
 
 _VALUES = ("kappa", "kappa_tau", "lmax", "trace")

@@ -17,7 +17,7 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
-from flatlens.papers.contrasts import mean_of, of_each_case
+from flatlens.papers.contrasts import OfCounts, mean_of, of_each_case
 from flatlens.papers.evidence import (
     Evidence,
     Number,
@@ -35,11 +35,14 @@ from flatlens.papers.evidence import (
     once_below,
     reached,
     up_to_below,
+    weighed,
     where,
 )
 from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side, deferred, tested
 from flatlens.papers.figures import BANDS, banded, followed_curves
+from flatlens.statistics import Statistic, pearson, spearman
 from flatlens.statistics.correlations import CoefficientName
+from flatlens.statistics.statistic import Array, Retained
 from flatlens.training import SGD, Training
 
 FIXED_LR, FIXED_BATCH = 0.1, 20
@@ -166,6 +169,31 @@ def following(
     return _at_each(setting, in_trajectory(STUDY, numbers, trajectories), said, "of ranks", side)
 
 
+def of_mean_curves(setting: str, name: str, column: str, trajectories: Trajectories = histories) -> Evidence:
+    """Return r over the steps of the mean curves of sharpness and a column, at each value of the setting.
+
+    As the authors' code draws them: means over the networks, and no logarithms (volumes are that). That of ranks has to
+    agree.
+    """
+    said = f"Pearson r of the mean curves of sharpness and {name} over the steps"
+
+    def over_steps(line: Table) -> Evidence:
+        def weigh(results: Results) -> Statistic:
+            networks, known = line(results), trajectories(results[STUDY])
+            curves = np.array([[SHARPNESS.of(known[key]), known[key][column]] for key in networks["key"]])
+            once = np.ones((1, curves.shape[2]))
+
+            def r(coefficient: OfCounts, counts: Array) -> Array:
+                sums = np.tensordot(counts, curves, 1)  # shape (B, 2, steps); r is that of means
+                return np.array([coefficient(x, y, once)[0] for x, y in sums])
+
+            return weighed(said, partial(r, pearson), Retained(networks, ()), fisher=True, ranks=partial(r, spearman))
+
+        return weigh
+
+    return of_each_case(by_line(in_figure(reached(STUDY), setting), setting), over_steps, said)
+
+
 def _at_each(setting: str, table: Table, name: str, ranks: str | None, side: Side) -> Evidence:
     """Return the mean of a column at each value of the setting; all have to be on the side."""
     lines = by_line(in_figure(table, setting), setting)
@@ -256,14 +284,17 @@ def chain_steps(results: Results) -> pd.DataFrame:
     """Return the networks with how much wider and looser the chain's last step is than the other two, and `holds`.
 
     `wide` compares differences, `twofold` and `tenfold` with two and ten times the others, `loose` logarithms of
-    ratios; `holds` is 1 where no step decreases by more than rounding.
+    ratios; `holds` is 1 where no step decreases by more than rounding. With `log C/B`, and how much
+    ||df/dW||_F / ||x|| varies over the samples, as `log(rms / mean)` and as `log CV`.
     """
     networks = reached("tightness")(results)
     a, b, c, d = (networks[column] for column in CHAIN.values())
     rounded = 1 + 1e-9
     holds = (a <= b * rounded) & (b <= c * rounded) & (c <= d * rounded)
     others = np.maximum(b - a, c - b)
+    varies = np.log(networks[VARIATION_SIDES[0]] / networks[VARIATION_SIDES[1]])
     return networks.assign(
+        **{"log C/B": np.log(c / b), "log(rms / mean)": varies, "log CV": log_cv(varies)},
         wide=(d - c) - others,
         twofold=(d - c) - 2 * others,
         tenfold=(d - c) - 10 * others,
@@ -303,9 +334,21 @@ def more_indicative(run: pd.DataFrame, coefficient: CoefficientName) -> float:
     return float(np.diff(np.arctanh(np.clip([d, c], -1 + 1e-9, 1 - 1e-9)))[0])
 
 
-def with_variation(run: pd.DataFrame, coefficient: CoefficientName) -> float:
-    """Return the correlation over the numbers of steps of log C/B and of how much ||df/dW||_F / ||x|| varies."""
+def log_cv(log_ratio: pd.Series) -> pd.Series:
+    """Return the log of the coefficient of variation, from log(root mean square / mean): their ratio^2 is 1 + CV^2."""
+    return np.log(np.expm1(2 * log_ratio)) / 2
+
+
+def with_variation(
+    run: pd.DataFrame, coefficient: CoefficientName, *, cv: bool = False, steps: str = "steps > 0"
+) -> float:
+    """Return the correlation over the numbers of steps of log C/B and of how much ||df/dW||_F / ||x|| varies.
+
+    That is log(rms / mean) over the samples; with `cv` it is the log of the coefficient of variation.
+    """
+    run = run.query(steps)
     loose, varies = run[CHAIN["C"]] - run[CHAIN["B"]], run[VARIATION_SIDES[0]] - run[VARIATION_SIDES[1]]
+    varies = log_cv(varies) if cv else varies
     return float(loose.corr(varies, method=coefficient)) if len(run) > 2 else float("nan")
 
 

@@ -444,9 +444,9 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
     return {"first_epoch": first, "training": replace(whole, base=with_curvature)}
 
 
-def _share(column: str) -> Number:
+def _share(column: str, end: Callable[[str], Number] = last) -> Number:
     """Return the last value as a share of the largest: 1 if the column ends there, near 0 if it has collapsed."""
-    return lambda trajectory: last(column)(trajectory) / peak(column)(trajectory)
+    return lambda trajectory: end(column)(trajectory) / peak(column)(trajectory)
 
 
 def of_later_half(number: Number) -> Number:
@@ -454,24 +454,61 @@ def of_later_half(number: Number) -> Number:
     return lambda trajectory: number(trajectory.iloc[len(trajectory) // 2 :])
 
 
+def of_every_second(number: Number) -> Number:
+    """Return a number of every second measured step, from the first on."""
+    return lambda trajectory: number(trajectory.iloc[::2])
+
+
+def last_quarter(column: str) -> Number:
+    """Return a column's mean over the last quarter of the trajectory."""
+    return of_later_half(late(column))
+
+
+def log_of_halves(column: str) -> Number:
+    """Return log(mean over the later half of the trajectory / mean over the earlier half)."""
+    return lambda one: float(np.log(late(column)(one) / one[column].iloc[: len(one) // 2].mean()))
+
+
+_SHARES = {
+    f"share of the largest {name}{over}": _share(column, end)
+    for name, column in (("sharpness", _SHARP), ("Jacobian norm", _SOFTMAXED), ("norm of C", _CURVATURE.column))
+    for over, end in (("", last), (", mean of the last quarter", last_quarter))
+}
+_OF_C = _OUTPUTS.column, _CURVATURE.column
 training = in_trajectory(
     "training",
     {
-        "share of the largest sharpness": _share(_SHARP),
-        "share of the largest Jacobian norm": _share(_SOFTMAXED),
-        "share of the largest norm of C": _share(_CURVATURE.column),
+        **_SHARES,
+        "log(last / third quarter) of sharpness": of_later_half(log_of_halves(_SHARP)),
+        "log(last / third quarter) of the output norm": of_later_half(log_of_halves(_OUTPUTS.column)),
+        "last output norm, mean of the last quarter": last_quarter(_OUTPUTS.column),
         "log(last / middle) of sharpness": of_later_half(log_gain(_SHARP)),
         "rise of the output norm": rise(_OUTPUTS.column),
         "last output norm": last(_OUTPUTS.column),
         "log(last / middle) of the output norm": of_later_half(log_gain(_OUTPUTS.column)),
-        "r of the changes of output norm and norm of C": correlated_changes(_OUTPUTS.column, _CURVATURE.column),
-        "of ranks": correlated_changes(_OUTPUTS.column, _CURVATURE.column, "spearman"),
+        "r of the changes of output norm and norm of C": correlated_changes(*_OF_C),
+        "of ranks": correlated_changes(*_OF_C, "spearman"),
+        "r of the changes of output norm and norm of C over two looks": correlated_changes(*_OF_C, apart=2),
+        "of ranks over two looks": correlated_changes(*_OF_C, "spearman", apart=2),
+        "r of the values of output norm and norm of C": correlated_values(*_OF_C),
+        "of ranks of the values": correlated_values(*_OF_C, "spearman"),
     },
     networks=trained_in,
 )
 unsmoothed, smoothed = of_smoothing(training, False), of_smoothing(training, True)
 fitted, fitted_unsmoothed = (where(table, "accuracy >= 0.99") for table in (training, unsmoothed))
-first_epoch = in_trajectory("first_epoch", {**_RISES, **_PEAKS, **_RATIOS, **_ENDS, **_TOGETHER, **_OF_VALUES})
+_LONGER = {
+    name: number
+    for looks, apart in (("two looks", 2), ("three looks", 3))
+    for name, number in (
+        (f"r of the changes of sharpness and Jacobian norm over {looks}", correlated_changes(*_CHANGES, apart=apart)),
+        (f"of ranks over {looks}", correlated_changes(*_CHANGES, "spearman", apart=apart)),
+    )
+}
+_SECOND = {f"{name}, every second look": of_every_second(number) for name, number in _TOGETHER.items()}
+first_epoch = in_trajectory(
+    "first_epoch", {**_RISES, **_PEAKS, **_RATIOS, **_ENDS, **_TOGETHER, **_LONGER, **_SECOND, **_OF_VALUES}
+)
 
 
 def _x10_plots(results: Results) -> list[Plot]:
