@@ -101,11 +101,14 @@ def test_the_mean_curve_is_that_of_values_over_the_runs():
     ]
     networks = {"key": [str(run) for run in range(10)], "seed": range(10), "lr": 0.1, "batch_size": 20}
     table = pd.DataFrame(rows, columns=["key", "step", "measure", "layer", "value"])
-    found = of_mean_curves("lr", "mls", "mls")({"training": fake_result(networks, histories=table)})
+    results = {"training": fake_result(networks, histories=table)}
+    found = of_mean_curves("lr", "mls", "mls", levels=True)(results)
     assert found.value == pytest.approx(np.corrcoef(np.sqrt(sharp).mean(0), mls.mean(0))[0, 1])
     without = [np.corrcoef(np.delete(np.sqrt(sharp), i, 0).mean(0), np.delete(mls, i, 0).mean(0)) for i in range(10)]
     least, most = found.leave_one_out
     assert (least, most) == pytest.approx((min(r[0, 1] for r in without), max(r[0, 1] for r in without)))
+    changes = np.diff(np.sqrt(sharp).mean(0)), np.diff(mls.mean(0))
+    assert of_mean_curves("lr", "mls", "mls")(results).value == pytest.approx(np.corrcoef(*changes)[0, 1])
 
 
 def transformers(names, *, off=1.0):

@@ -169,18 +169,23 @@ def following(
     return _at_each(setting, in_trajectory(STUDY, numbers, trajectories), said, "of ranks", side)
 
 
-def of_mean_curves(setting: str, name: str, column: str, trajectories: Trajectories = histories) -> Evidence:
-    """Return r over the steps of the mean curves of sharpness and a column, at each value of the setting.
+def of_mean_curves(
+    setting: str, name: str, column: str, trajectories: Trajectories = histories, *, levels: bool = False
+) -> Evidence:
+    """Return r of the changes of the mean curves of sharpness and a column between steps, at each value of the setting.
 
     As the authors' code draws them: means over the networks, and no logarithms (volumes are that). That of ranks has to
-    agree.
+    agree. `levels`: of their values at the steps in place of the changes between them.
     """
-    said = f"Pearson r of the mean curves of sharpness and {name} over the steps"
+    said = f"Pearson r of the changes of the mean curves of sharpness and {name} between steps"
+    if levels:
+        said = f"Pearson r of the mean curves of sharpness and {name} over the steps"
 
     def over_steps(line: Table) -> Evidence:
         def weigh(results: Results) -> Statistic:
             networks, known = line(results), trajectories(results[STUDY])
             curves = np.array([[SHARPNESS.of(known[key]), known[key][column]] for key in networks["key"]])
+            curves = curves if levels else np.diff(curves)
             once = np.ones((1, curves.shape[2]))
 
             def r(coefficient: OfCounts, counts: Array) -> Array:
