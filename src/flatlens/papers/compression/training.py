@@ -297,9 +297,10 @@ def chain_steps(results: Results) -> pd.DataFrame:
     rounded = 1 + 1e-9
     holds = (a <= b * rounded) & (b <= c * rounded) & (c <= d * rounded)
     others = np.maximum(b - a, c - b)
-    varies = np.log(networks[VARIATION_SIDES[0]] / networks[VARIATION_SIDES[1]])
+    rms, mean = (networks[column] for column in VARIATION_SIDES)
+    varies = (rms / mean).map(np.log)
     return networks.assign(
-        **{"log C/B": np.log(c / b), "log(rms / mean)": varies, "log CV": log_cv(varies)},
+        **{"log C/B": (c / b).map(np.log), "log(rms / mean)": varies, "log CV": log_cv(varies)},
         wide=(d - c) - others,
         twofold=(d - c) - 2 * others,
         tenfold=(d - c) - 10 * others,
@@ -341,7 +342,8 @@ def more_indicative(run: pd.DataFrame, coefficient: CoefficientName) -> float:
 
 def log_cv(log_ratio: pd.Series) -> pd.Series:
     """Return the log of the coefficient of variation, from log(root mean square / mean): their ratio^2 is 1 + CV^2."""
-    return np.log(np.expm1(2 * log_ratio)) / 2
+    found: pd.Series = np.log(np.expm1(2 * log_ratio)) / 2
+    return found
 
 
 def with_variation(
