@@ -63,7 +63,8 @@ UNSEEN = {
 }
 """Claims that smoke scale says nothing of, as their names begin: X6's networks never come to 2/lr, some of X6 and X10
 never rise above their first value, are looked at too few times, or have one degree of smoothing; X8's test accuracies
-are equal, Eq. 7 needs more samples than X19 has on spheres, X9 has two networks beyond the weakest. Nor has it trained
+are equal, Eq. 7 needs more samples than X19 has on spheres, X9 has two strengths beside none (rows of the regularised
+networks alone, too). Nor has it trained
 cases (rows of fitted networks), or test images enough for a gap of accuracy."""
 FINITE = ("X11", "X12", "X14", "X15", "X16", "X17", "X18")
 """No number of their figures is missing, even at smoke scale (but ends of intervals are)."""
@@ -101,6 +102,7 @@ def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name, 
     weighed = {one_of.prediction.name: one_of.prediction.weigh(one.results).statistic for one_of in one.outcomes}
     unseen = {claim for claim in weighed if claim.startswith(UNSEEN.get(name, ()))}
     unseen |= {claim for claim in weighed if ".fitted" in claim or "accuracy_gap" in claim}
+    unseen |= {claim for claim in weighed if name == "X9" and ".alone" in claim}
     lost = {claim: found for claim, found in weighed.items() if not np.isfinite(found.value) or found.left_out}
     assert {claim: found for claim, found in lost.items() if claim not in unseen} == {}
 

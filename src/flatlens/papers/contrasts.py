@@ -131,6 +131,48 @@ def strength(table: Table, x: str, y: str) -> Evidence:
     return lambda results: _of(complete(table(results), [x, y]), signed, name, fisher=True, folded=True)
 
 
+DRAWS = 100
+"""How often the factors of a reparametrisation are drawn again, where its effect follows from stored numbers."""
+
+
+def drawn(column: str) -> list[str]:
+    """Return the names of a column after a reparametrisation, one for each draw of its factors."""
+    return [f"{column}, draw {draw}" for draw in range(DRAWS)]
+
+
+def size_over_draws(table: Table, x: str, y: str) -> Evidence:
+    """Return the mean over draws of |r| of a moved column with another one, by Fisher's z."""
+
+    def size(of: Columns, r: OfCounts, counts: Array) -> Array:
+        return np.asarray(np.tanh(np.abs(_over_draws(of, x, y, r, counts)).mean(0)))
+
+    name = f"mean over draws of |Pearson r| of {x} and {y}"
+    return lambda results: _of(complete(table(results), [*drawn(x), y]), size, name, fisher=True)
+
+
+def less_over_draws(table: Table, x: str, moved: str, y: str, *, size: bool = False, positive: bool = True) -> Evidence:
+    """Return Fisher's z of a column with another one, less that of a moved column, in the mean over draws.
+
+    `size`: |z|. `positive`: above 0 is asked for of r of the former, too.
+    """
+
+    def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
+        own, after = fishers_z(r(of[x], of[y], counts)), _over_draws(of, moved, y, r, counts)
+        return np.asarray(np.abs(own) - np.abs(after).mean(0) if size else own - after.mean(0))
+
+    name = f"mean over draws of Fisher's {'|z|' if size else 'z'} with {y}: {x} less {moved}"
+
+    def less(results: Results) -> Statistic:
+        return _of(complete(table(results), [x, *drawn(moved), y]), difference, name)
+
+    both = {f"r of {x}": correlated(table, x, y), f"{x} less {moved}": less}
+    return all_of(both, f"{name}; and r of the former") if positive else less
+
+
+def _over_draws(of: Columns, x: str, y: str, r: OfCounts, counts: Array) -> Array:
+    return np.stack([fishers_z(r(of[one], of[y], counts)) for one in drawn(x)])
+
+
 def rising(table: Table, group: str, x: str, y: str) -> Evidence:
     """Return the slope of Fisher's z of x and y over a setting: least squares through z at each of its values."""
     name = f"slope over {group} of Fisher's z of {x} and {y}"
@@ -331,7 +373,7 @@ def within(results: Results, table: Table, group: str, columns: Sequence[str]) -
     numbers = numbers_of(trained, columns)
     groups = numbers.groupby(trained[group])
     spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
-    return networks.assign(**((numbers - groups.transform("mean")) / spread))
+    return networks.assign(**((numbers - groups.transform("mean")) / spread)).copy()  # columns of one block
 
 
 def margin(z: Array, other: Array) -> Array:

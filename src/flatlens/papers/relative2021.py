@@ -30,7 +30,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.coded_bound import coded_bound
-from flatlens.papers.contrasts import all_of, mean_of, ranks_within, readings
+from flatlens.papers.contrasts import DRAWS, all_of, drawn, less_over_draws, mean_of, ranks_within, readings
 from flatlens.papers.evidence import (
     ACCURACY_GAP,
     UNIT,
@@ -60,6 +60,7 @@ from flatlens.papers.experiment import (
 from flatlens.papers.feature_space import FOLDS, SEEN_COLUMNS, Generator, measured
 from flatlens.papers.figures import pairwise, scatter
 from flatlens.statistics import Statistic, in_cases
+from flatlens.statistics.statistic import Array
 from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training, Until
 
 # ---- X16 and X17: clusters mapped back through a random tanh network, and a ridge head on its features, which is the
@@ -517,6 +518,45 @@ def minima(results: Results) -> pd.DataFrame:
     columns[f"code moved {CODED[1]}"] = columns[CODED[1]] / factors**2
     columns[f"code moved {CODED[4]}"] = columns[CODED[4]] * factors**2
     return pd.DataFrame(columns)
+
+
+_LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
+
+
+def moved_by(networks: pd.DataFrame, factors: Array) -> tuple[Array, Array]:
+    """Return Hessian trace and weight norm after each layer but the last is multiplied by a factor of its own.
+
+    factors: (..., 4, networks). A bias has its layer's factor, a weight this over that of the layer before.
+    """
+    squares, hessian, kappa = (
+        np.stack([networks[str(Column(name, layer=layer))].astype(float) ** power for layer in _LAYERS])
+        for name, power in (("weight_norm", 2), ("hessian_trace", 1), ("kappa_trace", 1))
+    )
+    one = np.ones_like(factors[..., :1, :])
+    of_biases = np.concatenate([factors, one], -2)
+    of_weights = of_biases / np.concatenate([one, factors], -2)
+    of_trace = kappa / squares
+    trace = of_trace / of_weights**2 + (hessian - of_trace) / of_biases**2
+    return trace.sum(-2), np.sqrt((squares * of_weights**2).sum(-2))
+
+
+@deferred
+def redrawn(results: Results, move: str, measure: str) -> pd.DataFrame:
+    """Return `minima` with a trace or norm after a layer-wise move, its factors drawn again: "moved ..., draw 7"."""
+    networks, generator = minima(results), np.random.default_rng(0)
+    factors = generator.uniform(5, 25, (DRAWS, len(_LAYERS) - 1, len(networks)))
+    whole = generator.integers(5, 26, (DRAWS, len(networks)))
+    trace, norm = moved_by(reached("lenet")(results), factors)
+    last = (factors[:, -1] if move == "moved" else 1 / whole) ** 2  # by which the last layer's square is divided
+    own = networks[measure].to_numpy()
+    after = {TRACE: trace, NORM: norm, CODED[1]: own * last, CODED[4]: own / last}[measure]
+    return networks.join(pd.DataFrame(after.T, networks.index, drawn(f"{move} {measure}")))
+
+
+def weaker_over_draws(move: str, measure: str, *, positive: bool = False) -> Evidence:
+    """Return `weaker` of a measure after a layer-wise move, in the mean over draws of its factors."""
+    table = redrawn(move, measure)
+    return less_over_draws(table, measure, f"{move} {measure}", "gap", size=True, positive=positive)
 
 
 def minima_ranks(results: Results) -> pd.DataFrame:

@@ -23,7 +23,18 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.contrasts import ranks_within, readings, strength, stronger, weaker, within
+from flatlens.papers.contrasts import (
+    DRAWS,
+    drawn,
+    less_over_draws,
+    ranks_within,
+    readings,
+    size_over_draws,
+    strength,
+    stronger,
+    weaker,
+    within,
+)
 from flatlens.papers.evidence import (
     UNIT,
     Evidence,
@@ -190,6 +201,28 @@ def ranks_of(results: Results, table: Table) -> pd.DataFrame:
     return ranks_within(table(results), _STANDARDISED)
 
 
+_LAWS = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
+
+
+@deferred
+def redrawn(results: Results, table: Table, move: str, measure: str) -> pd.DataFrame:
+    """Return a table of layer 5 with a number after a move, its factor drawn again: "moved trace, draw 7"."""
+    networks = table(results)
+    squares = np.random.default_rng(0).uniform(5, 25, (len(networks), DRAWS)) ** 2
+    own = numbers_of(networks, [measure]).to_numpy()
+    after = own * squares if move == "moved" else own / squares
+    return networks.join(pd.DataFrame(after, networks.index, drawn(f"{move} {measure}")))
+
+
+def over_draws(weighed: Callable[[Table], Evidence], move: str, measure: str, name: str) -> Evidence:
+    """Return a claim of the paper's networks in the four readings of `as_read`, each network a unit."""
+    columns = [*_STANDARDISED, *drawn(f"{move} {measure}")]
+    again = {words: redrawn(printed(law), move, measure) for law, words in _LAWS.items()}
+    pooled = {f"pooled, {words}": weighed(table) for words, table in again.items()}
+    apart = {f"within a scheme, {words}": weighed(within(table, "init", columns)) for words, table in again.items()}
+    return readings(pooled | apart, f"mean over draws of {name}")
+
+
 def as_read(
     weighed: Callable[[Table], Evidence], name: str, *, unit: str | None = "init", ranks: bool = False
 ) -> Evidence:
@@ -197,16 +230,15 @@ def as_read(
 
     `unit`: of the pooled ones; None for a network. `ranks`: of ranks.
     """
-    said = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
 
     def one(table: Table) -> Evidence:
         return weighed(ranks_of(table) if ranks else table)
 
     pooled = {
         f"pooled, {words}": one(printed(law) if unit is None else independent(printed(law), unit))
-        for law, words in said.items()
+        for law, words in _LAWS.items()
     }
-    apart = {f"within a scheme, {words}": one(printed_within(law)) for law, words in said.items()}
+    apart = {f"within a scheme, {words}": one(printed_within(law)) for law, words in _LAWS.items()}
     return readings(pooled | apart, f"of ranks: {name}" if ranks else name)
 
 
@@ -215,9 +247,17 @@ def strongly(measure: str) -> Evidence:
     return as_read(lambda table: correlated(table, measure, "gap"), f"Pearson r of {measure} and gap")
 
 
-def weakly(measure: str, move: str = "moved", *, unit: str | None = "init", ranks: bool = False) -> Evidence:
-    """Return |r| of a moved measure and the gap among the paper's networks, in four readings."""
+def weakly(
+    measure: str, move: str = "moved", *, unit: str | None = "init", ranks: bool = False, draws: bool = False
+) -> Evidence:
+    """Return |r| of a moved measure and the gap among the paper's networks, in four readings.
+
+    `draws`: in the mean over draws of the factors, here and in `fails` and `falls`.
+    """
     name = f"{move} {measure}"
+    if draws:
+        said = f"|r| of {name} and gap"
+        return over_draws(lambda table: size_over_draws(table, name, "gap"), move, measure, said)
     return as_read(lambda table: strength(table, name, "gap"), f"|r| of {name} and gap", unit=unit, ranks=ranks)
 
 
@@ -229,12 +269,16 @@ def fails(
     size: bool = False,
     unit: str | None = "init",
     ranks: bool = False,
+    draws: bool = False,
 ) -> Evidence:
     """Return how much less a moved measure correlates with the gap than the proposed one, in four readings.
 
     `size`: compare |z|.
     """
     moved, own = [f"{move} {measure}"], [f"moved {proposed}"]
+    if draws:
+        name = f"Fisher's z of {own[0]} and gap, less that of {moved[0]}; and r of the former"
+        return over_draws(lambda table: less_over_draws(table, own[0], moved[0], "gap"), move, measure, name)
     if size:
         name = f"Fisher's |z| of moved {proposed} and gap, less that of {move} {measure}"
         return as_read(lambda table: weaker(table, moved, own, "gap"), name, unit=unit, ranks=ranks)
@@ -242,10 +286,12 @@ def fails(
     return as_read(lambda table: stronger(table, own, moved, "gap"), name, unit=unit, ranks=ranks)
 
 
-def falls(measure: str, move: str = "moved", *, ranks: bool = False) -> Evidence:
+def falls(measure: str, move: str = "moved", *, ranks: bool = False, draws: bool = False) -> Evidence:
     """Return how far a move makes a positive correlation of a measure with the gap weaker, in four readings."""
     moved, own = [f"{move} {measure}"], [measure]
     name = f"Fisher's |z| of {measure} and gap, less that of {move} {measure}; and r of the former"
+    if draws:
+        return over_draws(lambda t: less_over_draws(t, measure, moved[0], "gap", size=True), move, measure, name)
     return as_read(lambda table: weaker(table, moved, own, "gap", positive=True), name, unit=None, ranks=ranks)
 
 

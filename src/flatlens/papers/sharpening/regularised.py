@@ -271,6 +271,7 @@ SIMILAR = 0.2
 every = regularised_networks(*REGULARISERS)
 FIG_5 = "kind in ['resnet18_bn', 'resnet18_cifar10_bn']"
 """The networks of Fig. 5: ResNet-18 with BatchNorm; on CIFAR-10 if there are several data sets."""
+every_alone, fitted_alone = (where(table, "strength > 0") for table in (every, fitted))
 FIT_SAM, FIT_OTHERS = "regulariser == 'sam'", "regulariser != 'sam'"
 
 
