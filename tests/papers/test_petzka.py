@@ -15,7 +15,7 @@ from flatlens.bounds.relative_generalisation import rate
 from flatlens.data.synthetic import clusters, mixture
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.coded_bound import cross_validated, flatness, preimages
-from flatlens.papers.contrasts import drawn, size_over_draws
+from flatlens.papers.contrasts import draws_of, size_over_draws
 from flatlens.papers.evidence import these, trained_ones
 from flatlens.papers.experiment import SUMMED_GAP
 from flatlens.papers.feature_space import FLIPPED, FOLDS, in_folds, measured, printed, stored
@@ -33,9 +33,9 @@ from flatlens.papers.relative2021 import (
     in_blocks,
     in_subspace,
     minima,
+    minima_redrawn,
     moved_by,
     none_near,
-    redrawn,
     risen,
     rises,
     weaker_over_draws,
@@ -47,13 +47,13 @@ from flatlens.papers.reparam2019 import (
     NETWORK_WISE,
     OF_TABLE_1,
     apart,
+    layer_redrawn,
     lenets,
     mlps_by_errors,
     ranks_of,
     well_trained,
     within,
 )
-from flatlens.papers.reparam2019 import redrawn as layer_redrawn
 from flatlens.papers.reproduction import rerun
 from flatlens.training import Ridge, Training, train
 from flatlens.training.optimisers import solution
@@ -393,13 +393,13 @@ def test_table_1_says_what_neurons_change(smoke_of):
 @pytest.mark.xdist_group("X18")
 def test_what_other_draws_of_the_factors_give_follows_from_stored_numbers(smoke_of):
     results = smoke_of("X18")[1].results
-    networks, table = results["lenet"].networks, redrawn("code moved", CODED[4])(results)
+    networks, table = results["lenet"].networks, minima_redrawn("code moved", CODED[4])(results)
     layers = ("conv1", "conv2", "fc1", "fc2", "fc3")
     ratios = [networks[f"weight_norm@layerwise[{layer}]"] / networks[f"weight_norm[{layer}]"] for layer in layers]
     trace, norm = moved_by(networks, np.cumprod(ratios, 0)[:4])  # by the factors that each network had
     assert np.allclose(trace, networks["hessian_trace@layerwise"])
     assert np.allclose(norm, networks["weight_norm@layerwise"])
-    moved = table[drawn(f"code moved {CODED[4]}")]
+    moved = table[draws_of(f"code moved {CODED[4]}")]
     factors = (moved.div(table[CODED[4]], axis=0) ** 0.5).to_numpy()
     assert np.allclose(factors, factors.round())
     assert (factors.min(), factors.max()) == pytest.approx((5, 25), abs=0.5)
@@ -413,7 +413,7 @@ def test_a_factor_of_layer_5_is_drawn_again(smoke_of):
     results = smoke_of("X14")[1].results
     for move, power in (("moved", 2), ("multiplied", -2)):
         table = layer_redrawn(these(lenets(results)), move, "trace")({})
-        factors = table[drawn(f"{move} trace")].div(table["trace"], axis=0) ** (1 / power)
+        factors = table[draws_of(f"{move} trace")].div(table["trace"], axis=0) ** (1 / power)
         assert factors.stack().between(5, 25).all()
         assert len(np.unique(factors)) == factors.size
         r = [pearsonr(table[one], table["gap"])[0] for one in factors]

@@ -135,7 +135,7 @@ DRAWS = 100
 """How often the factors of a reparametrisation are drawn again, where its effect follows from stored numbers."""
 
 
-def drawn(column: str) -> list[str]:
+def draws_of(column: str) -> list[str]:
     """Return the names of a column after a reparametrisation, one for each draw of its factors."""
     return [f"{column}, draw {draw}" for draw in range(DRAWS)]
 
@@ -147,7 +147,7 @@ def size_over_draws(table: Table, x: str, y: str) -> Evidence:
         return np.asarray(np.tanh(np.abs(_over_draws(of, x, y, r, counts)).mean(0)))
 
     name = f"mean over draws of |Pearson r| of {x} and {y}"
-    return lambda results: _of(complete(table(results), [*drawn(x), y]), size, name, fisher=True)
+    return lambda results: _of(complete(table(results), [*draws_of(x), y]), size, name, fisher=True)
 
 
 def less_over_draws(table: Table, x: str, moved: str, y: str, *, size: bool = False, positive: bool = True) -> Evidence:
@@ -163,14 +163,14 @@ def less_over_draws(table: Table, x: str, moved: str, y: str, *, size: bool = Fa
     name = f"mean over draws of Fisher's {'|z|' if size else 'z'} with {y}: {x} less {moved}"
 
     def less(results: Results) -> Statistic:
-        return _of(complete(table(results), [x, *drawn(moved), y]), difference, name)
+        return _of(complete(table(results), [x, *draws_of(moved), y]), difference, name)
 
     both = {f"r of {x}": correlated(table, x, y), f"{x} less {moved}": less}
     return all_of(both, f"{name}; and r of the former") if positive else less
 
 
 def _over_draws(of: Columns, x: str, y: str, r: OfCounts, counts: Array) -> Array:
-    return np.stack([fishers_z(r(of[one], of[y], counts)) for one in drawn(x)])
+    return np.stack([fishers_z(r(of[one], of[y], counts)) for one in draws_of(x)])
 
 
 def rising(table: Table, group: str, x: str, y: str) -> Evidence:

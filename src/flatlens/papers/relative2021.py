@@ -30,7 +30,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.coded_bound import coded_bound
-from flatlens.papers.contrasts import DRAWS, all_of, drawn, less_over_draws, mean_of, ranks_within, readings
+from flatlens.papers.contrasts import DRAWS, all_of, draws_of, less_over_draws, mean_of, ranks_within, readings
 from flatlens.papers.evidence import (
     ACCURACY_GAP,
     UNIT,
@@ -541,7 +541,7 @@ def moved_by(networks: pd.DataFrame, factors: Array) -> tuple[Array, Array]:
 
 
 @deferred
-def redrawn(results: Results, move: str, measure: str) -> pd.DataFrame:
+def minima_redrawn(results: Results, move: str, measure: str) -> pd.DataFrame:
     """Return `minima` with a trace or norm after a layer-wise move, its factors drawn again: "moved ..., draw 7"."""
     networks, generator = minima(results), np.random.default_rng(0)
     factors = generator.uniform(5, 25, (DRAWS, len(_LAYERS) - 1, len(networks)))
@@ -550,12 +550,12 @@ def redrawn(results: Results, move: str, measure: str) -> pd.DataFrame:
     last = (factors[:, -1] if move == "moved" else 1 / whole) ** 2  # by which the last layer's square is divided
     own = networks[measure].to_numpy()
     after = {TRACE: trace, NORM: norm, CODED[1]: own * last, CODED[4]: own / last}[measure]
-    return networks.join(pd.DataFrame(after.T, networks.index, drawn(f"{move} {measure}")))
+    return networks.join(pd.DataFrame(after.T, networks.index, draws_of(f"{move} {measure}")))
 
 
 def weaker_over_draws(move: str, measure: str, *, positive: bool = False) -> Evidence:
     """Return `weaker` of a measure after a layer-wise move, in the mean over draws of its factors."""
-    table = redrawn(move, measure)
+    table = minima_redrawn(move, measure)
     return less_over_draws(table, measure, f"{move} {measure}", "gap", size=True, positive=positive)
 
 

@@ -25,7 +25,7 @@ from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.contrasts import (
     DRAWS,
-    drawn,
+    draws_of,
     less_over_draws,
     ranks_within,
     readings,
@@ -205,19 +205,19 @@ _LAWS = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
 
 
 @deferred
-def redrawn(results: Results, table: Table, move: str, measure: str) -> pd.DataFrame:
+def layer_redrawn(results: Results, table: Table, move: str, measure: str) -> pd.DataFrame:
     """Return a table of layer 5 with a number after a move, its factor drawn again: "moved trace, draw 7"."""
     networks = table(results)
     squares = np.random.default_rng(0).uniform(5, 25, (len(networks), DRAWS)) ** 2
     own = numbers_of(networks, [measure]).to_numpy()
     after = own * squares if move == "moved" else own / squares
-    return networks.join(pd.DataFrame(after, networks.index, drawn(f"{move} {measure}")))
+    return networks.join(pd.DataFrame(after, networks.index, draws_of(f"{move} {measure}")))
 
 
 def over_draws(weighed: Callable[[Table], Evidence], move: str, measure: str, name: str) -> Evidence:
     """Return a claim of the paper's networks in the four readings of `as_read`, each network a unit."""
-    columns = [*_STANDARDISED, *drawn(f"{move} {measure}")]
-    again = {words: redrawn(printed(law), move, measure) for law, words in _LAWS.items()}
+    columns = [*_STANDARDISED, *draws_of(f"{move} {measure}")]
+    again = {words: layer_redrawn(printed(law), move, measure) for law, words in _LAWS.items()}
     pooled = {f"pooled, {words}": weighed(table) for words, table in again.items()}
     apart = {f"within a scheme, {words}": weighed(within(table, "init", columns)) for words, table in again.items()}
     return readings(pooled | apart, f"mean over draws of {name}")
