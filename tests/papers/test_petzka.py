@@ -391,6 +391,36 @@ def test_table_1_says_what_neurons_change(smoke_of):
 
 
 @pytest.mark.xdist_group("X18")
+def test_measures_as_defined_and_as_coded(smoke_of):
+    results = smoke_of("X18")[1].results
+    table, networks = minima(results), results["lenet"].networks
+    assert table[[*RIGHT, *CODED]].notna().all(axis=None)
+    s = table["PAC-Bayes"] ** -0.25  # its square is the deviation sigma of the noise
+    coded = networks["weight_norm"] ** 2 / (4 * s**2) + np.log(30 / s) + 10
+    assert np.allclose(coded - table[CODED[3]], np.log(30) + 10)
+    norm = networks["weight_norm[fc3]"]
+    assert np.allclose(table[CODED[1]] * norm**2, networks["kappa_trace[fc3]"])
+    assert (table[CODED[1]] < table["Hessian trace"]).all()  # one layer's of all
+    for name in ("relative flatness", "Fisher-Rao norm", "relative flatness, fc2", CODED[0]):
+        assert np.allclose(table[name], table[f"moved {name}"], rtol=1e-6), name
+    for name in ("Hessian trace", "weight norm", CODED[1], CODED[4]):
+        assert not np.isclose(table[name], table[f"moved {name}"], rtol=0.1).any(), name
+    factors = (table[f"code moved {CODED[4]}"] / table[CODED[4]]) ** 0.5
+    assert factors.between(5, 25).all()
+    assert np.allclose(factors, factors.round())
+    assert np.allclose(table[f"code moved {CODED[1]}"] * factors**2, table[CODED[1]])
+    assert np.allclose(table["Fisher-Rao norm"], table["neurons moved Fisher-Rao norm"])
+    assert np.allclose(table[THEOREM_4], table[f"neurons moved {THEOREM_4}"])
+    for name in (
+        "relative flatness",
+        "Hessian trace",
+        "weight norm",
+    ):  # the first despite C.2: the layer's own features
+        assert not np.isclose(table[name], table[f"neurons moved {name}"], rtol=0.01).any(), name
+    assert set(table["optimiser"]) == {"SGD", "Adam"}
+
+
+@pytest.mark.xdist_group("X18")
 def test_what_other_draws_of_the_factors_give_follows_from_stored_numbers(smoke_of):
     results = smoke_of("X18")[1].results
     networks, table = results["lenet"].networks, minima_redrawn("code moved", CODED[4])(results)
@@ -419,33 +449,3 @@ def test_a_factor_of_layer_5_is_drawn_again(smoke_of):
         r = [pearsonr(table[one], table["gap"])[0] for one in factors]
         found = size_over_draws(these(table), f"{move} trace", "gap")({})
         assert np.arctanh(found.value) == pytest.approx(np.abs(np.arctanh(r)).mean())
-
-
-@pytest.mark.xdist_group("X18")
-def test_measures_as_defined_and_as_coded(smoke_of):
-    results = smoke_of("X18")[1].results
-    table, networks = minima(results), results["lenet"].networks
-    assert table[[*RIGHT, *CODED]].notna().all(axis=None)
-    s = table["PAC-Bayes"] ** -0.25  # its square is the deviation sigma of the noise
-    coded = networks["weight_norm"] ** 2 / (4 * s**2) + np.log(30 / s) + 10
-    assert np.allclose(coded - table[CODED[3]], np.log(30) + 10)
-    norm = networks["weight_norm[fc3]"]
-    assert np.allclose(table[CODED[1]] * norm**2, networks["kappa_trace[fc3]"])
-    assert (table[CODED[1]] < table["Hessian trace"]).all()  # one layer's of all
-    for name in ("relative flatness", "Fisher-Rao norm", "relative flatness, fc2", CODED[0]):
-        assert np.allclose(table[name], table[f"moved {name}"], rtol=1e-6), name
-    for name in ("Hessian trace", "weight norm", CODED[1], CODED[4]):
-        assert not np.isclose(table[name], table[f"moved {name}"], rtol=0.1).any(), name
-    factors = (table[f"code moved {CODED[4]}"] / table[CODED[4]]) ** 0.5
-    assert factors.between(5, 25).all()
-    assert np.allclose(factors, factors.round())
-    assert np.allclose(table[f"code moved {CODED[1]}"] * factors**2, table[CODED[1]])
-    assert np.allclose(table["Fisher-Rao norm"], table["neurons moved Fisher-Rao norm"])
-    assert np.allclose(table[THEOREM_4], table[f"neurons moved {THEOREM_4}"])
-    for name in (
-        "relative flatness",
-        "Hessian trace",
-        "weight norm",
-    ):  # the first despite C.2: the layer's own features
-        assert not np.isclose(table[name], table[f"neurons moved {name}"], rtol=0.01).any(), name
-    assert set(table["optimiser"]) == {"SGD", "Adam"}
