@@ -26,7 +26,7 @@ from flatlens.papers.reproduction import (
     load_reproduction,
     save_archive,
 )
-from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of, sentences
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of
 from flatlens.progress import count_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import svg_of
@@ -107,10 +107,8 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 
 def kinds(rows: list[Row]) -> Iterator[str]:
     """Yield a table of how many sentences of each kind came to which conclusion."""
-    yield "The papers' sentences, by kind. One with several rows counts once, as the row that is worst for it."
-    if ways := sum({"reproduced", "not reproduced"} <= decided for decided in sentences(rows).values()):
-        have = "has" if ways == 1 else "have"
-        yield f"Of those not reproduced, {ways} {have} another row, of a reading or of networks, that is reproduced."
+    yield "The papers' sentences, by kind. One that is reproduced by a row and not by another depends on the reading,"
+    yield "or on the networks; else one with several rows counts once, as the row that is worst for it."
     each = Counter(row.outcome.prediction.kind for row in rows)
     said = [f"{count_of(each[kind], 'row')} {why}" for kind, why in NOT_COUNTED.items() if each[kind]]
     if said:

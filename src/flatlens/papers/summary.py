@@ -38,6 +38,7 @@ _WORST: tuple[Conclusion, ...] = (
     "not reproduced", "at most weak", "depends on the reading", "open", "reproduced", "not tested",
 )  # fmt: skip
 """Conclusions, the worst for a sentence first."""
+_SIDES: set[Conclusion] = {"reproduced", "not reproduced"}
 
 Counts: TypeAlias = Mapping[PredictionKind, Mapping[Conclusion, int]]
 
@@ -139,7 +140,7 @@ def of_papers(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.outcome.prediction.kind not in NO_OUTCOMES]
 
 
-def sentences(rows: Iterable[Row]) -> Mapping[tuple[PredictionKind, str], set[Conclusion]]:
+def _sentences(rows: Iterable[Row]) -> Mapping[tuple[PredictionKind, str], set[Conclusion]]:
     """Return the decided conclusions of the rows of each of the papers' sentences, by kind and quote."""
     found: dict[tuple[PredictionKind, str], set[Conclusion]] = {}
     for row in of_papers(rows):
@@ -148,13 +149,18 @@ def sentences(rows: Iterable[Row]) -> Mapping[tuple[PredictionKind, str], set[Co
     return found
 
 
+def _of_rows(decided: set[Conclusion]) -> Conclusion:
+    return "depends on the reading" if decided >= _SIDES else min(decided, key=_WORST.index)
+
+
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
     """Return the number of the papers' sentences with each decided conclusion, by kind; kinds without one are left out.
 
-    Rows with one quote are one sentence, which has the conclusion of the row that is worst for it. Rows that are no
-    outcomes of the papers are left out.
+    Rows with one quote are one sentence. It depends on the reading, or on the networks, if it is reproduced by a row
+    and not by another; else it has the conclusion of the row that is worst for it. Rows that are no outcomes of the
+    papers are left out.
     """
-    counts = Counter((kind, min(decided, key=_WORST.index)) for (kind, _), decided in sentences(rows).items())
+    counts = Counter((kind, _of_rows(decided)) for (kind, _), decided in _sentences(rows).items())
     kinds: tuple[PredictionKind, ...] = get_args(PredictionKind)
     return {
         kind: {conclusion: counts[kind, conclusion] for conclusion in MARKS}
