@@ -475,6 +475,14 @@ _SHARES = {
     for over, end in (("", last), (", mean of the last quarter", last_quarter))
 }
 _OF_C = _OUTPUTS.column, _CURVATURE.column
+_FALL_OF_C = {
+    "r of the changes of output norm and norm of C": correlated_changes(*_OF_C),
+    "of ranks": correlated_changes(*_OF_C, "spearman"),
+    "r of the changes of output norm and norm of C over two looks": correlated_changes(*_OF_C, apart=2),
+    "of ranks over two looks": correlated_changes(*_OF_C, "spearman", apart=2),
+    "r of the values of output norm and norm of C": correlated_values(*_OF_C),
+    "of ranks of the values": correlated_values(*_OF_C, "spearman"),
+}
 training = in_trajectory(
     "training",
     {
@@ -486,12 +494,8 @@ training = in_trajectory(
         "rise of the output norm": rise(_OUTPUTS.column),
         "last output norm": last(_OUTPUTS.column),
         "log(last / middle) of the output norm": of_later_half(log_gain(_OUTPUTS.column)),
-        "r of the changes of output norm and norm of C": correlated_changes(*_OF_C),
-        "of ranks": correlated_changes(*_OF_C, "spearman"),
-        "r of the changes of output norm and norm of C over two looks": correlated_changes(*_OF_C, apart=2),
-        "of ranks over two looks": correlated_changes(*_OF_C, "spearman", apart=2),
-        "r of the values of output norm and norm of C": correlated_values(*_OF_C),
-        "of ranks of the values": correlated_values(*_OF_C, "spearman"),
+        **_FALL_OF_C,
+        **{f"{name}, later half": of_later_half(number) for name, number in _FALL_OF_C.items()},
     },
     networks=trained_in,
 )
