@@ -48,6 +48,8 @@ UNSEEN = {
         "first_epoch.together.changes",
         "first_epoch.together.values",
         "curvature.follows_outputs.two_looks",
+        "curvature.follows_outputs.later_half",
+        "curvature.follows_outputs.values.later_half",
     ),
     "X19": ("holds.published",),
     "X9": ("mixup.decorrelates", "augmentation.decorrelates", "jacobian.superior"),
