@@ -250,9 +250,29 @@ Over: TypeAlias = Callable[..., Array]
 _Pair: TypeAlias = tuple[str, str]
 
 
+def with_own(own: Evidence, difference: Evidence, name: str, side: Side = "above") -> Evidence:
+    """Return one statistic for a claim that a correlation itself and a difference are on the side, in all cases."""
+
+    def both(results: Results) -> Statistic:
+        parts = {}
+        for said, found in (("r of the former", own(results)), ("difference", difference(results))):
+            parts |= {f"{said}: {case}": one for case, one in found.parts.items()} if found.parts else {said: found}
+        return in_cases(parts, "all", f"{name}; and r of the former", side)
+
+    return both
+
+
+def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str, *, own: bool = False) -> Evidence:
+    """Return `over` of Fisher's z of each pair of columns in every case; cases without a correlation do not count.
+
+    `own`: the mean of the first pair's has to be above 0, too.
+    """
+    found = _across(table, pairs, over, name)
+    return with_own(_across(table, pairs[:1], mean_correlation, name), found, name) if own else found
+
+
 @deferred
-def across(results: Results, table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Statistic:
-    """Return `over` of Fisher's z of each pair of columns in every case; cases without a correlation do not count."""
+def _across(results: Results, table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Statistic:
     back = over in (mean_correlation, alike)  # they return a correlation
     networks = table(results)
     networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
@@ -277,11 +297,19 @@ def across(results: Results, table: Table, pairs: Sequence[_Pair], over: Over, n
 
 
 def in_each_case(
-    table: Table, pairs: Sequence[_Pair], name: str, holds: Holds = "all", side: Side = "above", *, size: bool = False
+    table: Table,
+    pairs: Sequence[_Pair],
+    name: str,
+    holds: Holds = "all",
+    side: Side = "above",
+    *,
+    size: bool = False,
+    own: bool = False,
 ) -> Evidence:
     """Return Pearson's r of a pair of columns in each case, or Fisher's z of the first pair less that of the second.
 
-    It has to be on the side in "all" cases, or in "some" case (see `in_cases`). `size`: compare |z|.
+    It has to be on the side in "all" cases, or in "some" case (see `in_cases`). `size`: compare |z|. `own`: the first
+    pair's r has to be on the side in all cases, too.
     """
     columns = [column for pair in pairs for column in pair]
 
@@ -289,13 +317,14 @@ def in_each_case(
         each = [r(of[x], of[y], counts) for x, y in pairs]
         if len(pairs) == 1:
             return each[0]
-        own, theirs = (np.abs(fishers_z(one)) if size else fishers_z(one) for one in each)
-        return own - theirs
+        mine, theirs = (np.abs(fishers_z(one)) if size else fishers_z(one) for one in each)
+        return mine - theirs
 
     def of_case(case: Table) -> Evidence:
         return lambda results: _of(complete(case(results), columns), one, name, fisher=len(pairs) == 1)
 
-    return of_each_case(table, of_case, name, holds, side)
+    found = of_each_case(table, of_case, name, holds, side)
+    return with_own(in_each_case(table, pairs[:1], name, holds, side), found, name, side) if own else found
 
 
 @deferred

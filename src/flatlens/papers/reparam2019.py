@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -196,9 +197,14 @@ last_hidden_of_variance_within = within(last_hidden_of_variance, "init", _STANDA
 
 
 @deferred
-def ranks_of(results: Results, table: Table) -> pd.DataFrame:
-    """Return a table of layer 5 with the ranks of its numbers."""
-    return ranks_within(table(results), _STANDARDISED)
+def ranks_of(results: Results, table: Table, by: str | None = None) -> pd.DataFrame:
+    """Return a table of layer 5 with the ranks of its numbers, among those of the same `by`, or among all."""
+    return ranks_within(table(results), _STANDARDISED, by)
+
+
+def ranked_inside(*normals: str) -> Table:
+    """Return `printed` with the ranks of its numbers inside each scheme, standardised there."""
+    return within(ranks_of(printed(*normals), "init"), "init", _STANDARDISED)
 
 
 _LAWS = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
@@ -224,12 +230,20 @@ def over_draws(weighed: Callable[[Table], Evidence], move: str, measure: str, na
 
 
 def as_read(
-    weighed: Callable[[Table], Evidence], name: str, *, unit: str | None = "init", ranks: bool = False
+    weighed: Callable[[Table], Evidence],
+    name: str,
+    *,
+    unit: str | None = "init",
+    ranks: bool | Literal["inside"] = False,
 ) -> Evidence:
     """Return a claim of the paper's networks in four readings: pooled or within schemes, .1 variance or deviation.
 
-    `unit`: of the pooled ones; None for a network. `ranks`: of ranks.
+    `unit`: of the pooled ones; None for a network. `ranks`: of ranks over all networks, within schemes of the
+    standardised numbers; "inside": of ranks inside each scheme, which leaves the two readings within schemes.
     """
+    if ranks == "inside":
+        apart = {f"within a scheme, {words}": weighed(ranked_inside(law)) for law, words in _LAWS.items()}
+        return readings(apart, f"of ranks inside each scheme: {name}")
 
     def one(table: Table) -> Evidence:
         return weighed(ranks_of(table) if ranks else table)
@@ -248,7 +262,12 @@ def strongly(measure: str) -> Evidence:
 
 
 def weakly(
-    measure: str, move: str = "moved", *, unit: str | None = "init", ranks: bool = False, draws: bool = False
+    measure: str,
+    move: str = "moved",
+    *,
+    unit: str | None = "init",
+    ranks: bool | Literal["inside"] = False,
+    draws: bool = False,
 ) -> Evidence:
     """Return |r| of a moved measure and the gap among the paper's networks, in four readings.
 
@@ -268,7 +287,7 @@ def fails(
     *,
     size: bool = False,
     unit: str | None = "init",
-    ranks: bool = False,
+    ranks: bool | Literal["inside"] = False,
     draws: bool = False,
 ) -> Evidence:
     """Return how much less a moved measure correlates with the gap than the proposed one, in four readings.
@@ -286,7 +305,9 @@ def fails(
     return as_read(lambda table: stronger(table, own, moved, "gap"), name, unit=unit, ranks=ranks)
 
 
-def falls(measure: str, move: str = "moved", *, ranks: bool = False, draws: bool = False) -> Evidence:
+def falls(
+    measure: str, move: str = "moved", *, ranks: bool | Literal["inside"] = False, draws: bool = False
+) -> Evidence:
     """Return how far a move makes a positive correlation of a measure with the gap weaker, in four readings."""
     moved, own = [f"{move} {measure}"], [measure]
     name = f"Fisher's |z| of {measure} and gap, less that of {move} {measure}; and r of the former"

@@ -37,6 +37,7 @@ from flatlens.papers.contrasts import (
     of_each_case,
     readings,
     strength,
+    with_own,
 )
 from flatlens.papers.evidence import (
     ACCURACY_GAP,
@@ -326,9 +327,10 @@ def lines(results: Results, table: Table, norm: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[CASE, UNIT, *SAME_EXCEPT_STRENGTH, "better", "better by size"])
 
 
-def better_along_lines(table: Table, norm: str, column: str, name: str) -> Evidence:
-    """Return the mean of this column of `lines` in each case."""
-    return of_each_case(lines(table, norm), lambda case: mean_of(case, column), name)
+def better_along_lines(table: Table, norm: str, column: str, name: str, *, own: bool = False) -> Evidence:
+    """Return the mean of this column of `lines` in each case. `own`: the norm's tau has to be above 0, too."""
+    found = of_each_case(lines(table, norm), lambda case: mean_of(case, column), name)
+    return with_own(along_in_each(table, norm, GAP, name), found, name) if own else found
 
 
 def beyond_weakest(name: str) -> Table:
