@@ -255,9 +255,9 @@ def with_own(own: Evidence, difference: Evidence, name: str, side: Side = "above
 
     def both(results: Results) -> Statistic:
         parts = {}
-        for said, found in (("r of the former", own(results)), ("difference", difference(results))):
+        for said, found in (("correlation of the former", own(results)), ("difference", difference(results))):
             parts |= {f"{said}: {case}": one for case, one in found.parts.items()} if found.parts else {said: found}
-        return in_cases(parts, "all", f"{name}; and r of the former", side)
+        return in_cases(parts, "all", f"{name}; and correlation of the former", side)
 
     return both
 
