@@ -78,6 +78,24 @@ def test_one_relation_is_held_against_another_case_by_case():
     assert {case: part.value for case, part in each.parts.items()} == pytest.approx(margins)
 
 
+@pytest.mark.parametrize(("sign", "outcome"), [(1, "reproduced"), (-1, "not reproduced")])
+def test_the_larger_correlation_may_have_to_be_above_0_itself(sign, outcome):
+    columns = eight_cases(of_x=np.full(8, sign), of_z=np.full(8, -5.0))
+    pairs = [("x", "y"), ("z", "y")]
+    for alone, own in (
+        (across(TABLE, pairs, margin, "m"), across(TABLE, pairs, margin, "m", own=True)),
+        (in_each_case(TABLE, pairs, "m"), in_each_case(TABLE, pairs, "m", own=True)),
+    ):
+        assert conclusion_of(alone(results(**columns)), "above", 0.0) == "reproduced"
+        found = own(results(**columns))
+        assert conclusion_of(found, "above", 0.0) == outcome
+        assert len(found.parts) in (2, 16)
+    of_x = {f"correlation of the former: {case}": r(columns, case, "x") for case in "abcdefgh"}
+    differences = {f"difference: {case}": z(columns, case, "x") - z(columns, case, "z") for case in "abcdefgh"}
+    assert {case: part.value for case, part in found.parts.items()} == pytest.approx(of_x | differences)
+    assert found.value == pytest.approx(min(*of_x.values(), *differences.values()))
+
+
 def test_relations_are_held_against_each_other_by_their_size_alone():
     columns = three_cases()
     pairs = [("z", "y"), ("x", "y")]

@@ -100,6 +100,8 @@ def test_layer_five_before_and_after(smoke_of):
         norms = networks["weight_norm@layerwise[fc3]"] / networks["weight_norm[fc3]"]  # 1 / factor
         assert np.allclose(table[f"multiplied {name}"], table[name] * norms**2)
     assert ranks_of(lenets)(results)["moved trace"].tolist() == table["moved trace"].rank().tolist()
+    inside = table.groupby("init")["moved trace"].rank()
+    assert ranks_of(lenets, "init")(results)["moved trace"].tolist() == inside.tolist()
 
 
 @pytest.mark.xdist_group("X15")

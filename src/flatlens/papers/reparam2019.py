@@ -267,14 +267,14 @@ def weakly(
     *,
     unit: str | None = "init",
     ranks: bool | Literal["inside"] = False,
-    draws: bool = False,
+    redrawn: bool = False,
 ) -> Evidence:
     """Return |r| of a moved measure and the gap among the paper's networks, in four readings.
 
-    `draws`: in the mean over draws of the factors, here and in `fails` and `falls`.
+    `redrawn`: in the mean over draws of the factors, here and in `fails` and `falls`.
     """
     name = f"{move} {measure}"
-    if draws:
+    if redrawn:
         said = f"|r| of {name} and gap"
         return over_draws(lambda table: size_over_draws(table, name, "gap"), move, measure, said)
     return as_read(lambda table: strength(table, name, "gap"), f"|r| of {name} and gap", unit=unit, ranks=ranks)
@@ -288,14 +288,14 @@ def fails(
     size: bool = False,
     unit: str | None = "init",
     ranks: bool | Literal["inside"] = False,
-    draws: bool = False,
+    redrawn: bool = False,
 ) -> Evidence:
     """Return how much less a moved measure correlates with the gap than the proposed one, in four readings.
 
     `size`: compare |z|.
     """
     moved, own = [f"{move} {measure}"], [f"moved {proposed}"]
-    if draws:
+    if redrawn:
         name = f"Fisher's z of {own[0]} and gap, less that of {moved[0]}; and r of the former"
         return over_draws(lambda table: less_over_draws(table, own[0], moved[0], "gap"), move, measure, name)
     if size:
@@ -306,12 +306,12 @@ def fails(
 
 
 def falls(
-    measure: str, move: str = "moved", *, ranks: bool | Literal["inside"] = False, draws: bool = False
+    measure: str, move: str = "moved", *, ranks: bool | Literal["inside"] = False, redrawn: bool = False
 ) -> Evidence:
     """Return how far a move makes a positive correlation of a measure with the gap weaker, in four readings."""
     moved, own = [f"{move} {measure}"], [measure]
     name = f"Fisher's |z| of {measure} and gap, less that of {move} {measure}; and r of the former"
-    if draws:
+    if redrawn:
         return over_draws(lambda t: less_over_draws(t, measure, moved[0], "gap", size=True), move, measure, name)
     return as_read(lambda table: weaker(table, moved, own, "gap", positive=True), name, unit=None, ranks=ranks)
 
