@@ -254,7 +254,7 @@ def with_own(own: Evidence, difference: Evidence, name: str, side: Side = "above
     """Return one statistic for a claim that a correlation itself and a difference are on the side, in all cases."""
 
     def both(results: Results) -> Statistic:
-        parts = {}
+        parts: dict[str, Statistic] = {}
         for said, found in (("correlation of the former", own(results)), ("difference", difference(results))):
             parts |= {f"{said}: {case}": one for case, one in found.parts.items()} if found.parts else {said: found}
         return in_cases(parts, "all", f"{name}; and correlation of the former", side)
