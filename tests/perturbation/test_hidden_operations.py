@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import flatlens as fl
 from flatlens.models import VGG11, ViT
 from flatlens.operations.graph import Graph
-from flatlens.perturbation import autograd_check
+from flatlens.perturbation import autograd_check, hidden_operations
 from flatlens.perturbation.hidden_operations import Sight
 
 
@@ -111,6 +111,11 @@ def test_torchs_own_operations_hide_nothing(name):
 
 def test_fast_products_of_the_environment_are_noticed(monkeypatch):
     monkeypatch.setenv("DNNL_DEFAULT_FPMATH_MODE", "BF16")
+    assert not sees_all(nn.Linear(5, 3), torch.randn(4, 5))
+
+
+def test_an_older_torch_that_does_not_tell_what_autograd_keeps_is_not_relied_on(monkeypatch):
+    monkeypatch.setattr(hidden_operations, "_KEPT", None)
     assert not sees_all(nn.Linear(5, 3), torch.randn(4, 5))
 
 

@@ -47,6 +47,9 @@ _OWN = frozenset(_NAMES.split())
 _FAST = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 """Settings of the environment by which products may be computed in a half type without a cast."""
 
+_KEPT = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+"""Tells what changes the tensors that autograd keeps; before torch 2.8 nothing does."""
+
 _EXITS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.untyped_storage)
 
 
@@ -134,7 +137,8 @@ class Sight(OperationMode):
                 and not (name == "embedding" and any(args[3:]))  # a gradient by how often the batch holds a row
                 and torch.is_grad_enabled()
                 and all(t.requires_grad and t.dtype in self._dtypes for t in following)
-                and _autograd._top_saved_tensors_default_hooks(True) is None  # what autograd keeps is left as it is
+                and _KEPT is not None
+                and _KEPT(True) is None
             )
         if len(following) < sum(t.requires_grad for t in given):  # made where nobody watches, as in another thread
             self._whole = False
