@@ -166,7 +166,7 @@ def lengths2(compute: Callable[[Callable[[Tensor], Tensor]], Mapping[_T, Tensor]
     return found if fits else compute(norm2)
 
 
-def _traces(A: Tensor) -> Tensor:
+def _diagonal_sums(A: Tensor) -> Tensor:
     return A.diagonal(dim1=1, dim2=2).sum(1)
 
 
@@ -730,7 +730,7 @@ class SharedJacobian:
                 D = torch.zeros_like(X)
                 for row in rows.unbind(1):
                     D.baddbmm_(row.flatten(0, 1).mT, row.flatten(0, 1))
-                own, bound = (D * X).sum((1, 2), dtype=torch.float64), _traces(D) * _traces(X)
+                own, bound = (D * X).sum((1, 2), dtype=torch.float64), _diagonal_sums(D) * _diagonal_sums(X)
                 if not ((own >= bound / (_LOST * P)) & (bound > SMALLEST2) & bound.isfinite()).all():
                     return None
                 found[what][piece] = own.view(-1, g).sum(1)

@@ -52,11 +52,11 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
     Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
     outputs: in the measured weights, then in the inputs, along autograd's gradient, and along random directions unless
-    a forward pass shows that autograd sees all of it (`hidden_operations`). Where
-    inputs are not floating numbers, the words about weights stand for both. At a kink a difference of outputs is
-    another, too: it is believed if it is the same over two steps to each side. Not seen are changes of less than a
-    twentieth of the derivative, or that rounding of the outputs hides, operations that jump many times within a step
-    (fine rounding), and networks whose weights take a 16th of the problem's memory.
+    a forward pass shows that autograd sees all of it (`hidden_operations`). Where inputs are not floating numbers, the
+    words about weights stand for both. At a kink a difference of outputs is another, too: it is believed if it is the
+    same over two steps to each side. Not seen are changes of less than a twentieth of the derivative, or that rounding
+    of the outputs hides, operations that jump many times within a step (fine rounding), and networks whose weights take
+    a 16th of the problem's memory.
     """
     if _FOUND not in problem.facts:
         told = "", ""
