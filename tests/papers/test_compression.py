@@ -54,6 +54,16 @@ def test_the_partial_sharpness_is_c_without_the_weights_norm():
     np.testing.assert_allclose(population("mlp")(results)[PARTIAL_SHARPNESS], partial)
 
 
+def test_bounds_of_the_codes_lenets_by_the_printed_norms_are_those_without_frobenius():
+    results = populations(d_falls_in=[])
+    d, bound = np.random.default_rng(1).uniform(1, 2, (2, 30))
+    of_lenet = results["lenet"].networks.assign(**{"mls_chain.rhs[conv1]": d, "nmls_bound.rhs": bound})
+    found = population("lenet.spectral")(
+        {"lenet": SimpleNamespace(**(vars(results["lenet"]) | {"networks": of_lenet}))}
+    )
+    np.testing.assert_array_equal(found[["D", "-D", "bound of NMLS"]], np.column_stack([d, -d, bound]))
+
+
 def test_networks_with_starts_of_their_own_are_each_a_unit():
     found = outcome("X4", "vgg.bound_of_NMLS.NMLS", populations(d_falls_in=[])).statistic
     assert (found.n, found.units) == (30, 30)
@@ -86,6 +96,8 @@ def test_a_step_is_loose_where_the_ratio_varies():
     one = outcome("X3", "B_C_by_variation", chain_of(2.0, 1.0))
     assert one.statistic.value == pytest.approx(1.0)  # log C/B and the variation are both log A and a constant
     assert one.conclusion == "reproduced"
+    of_lengths = outcome("X3", "B_C_by_variation.within_a_length", chain_of(2.0, 1.0)).statistic
+    assert of_lengths.value == pytest.approx(1.0)
     cv = log_cv(pd.Series([np.log(np.sqrt((1 + 9) / 2) / 2)]))  # of 1 and 3: mean 2, standard deviation 1
     assert cv[0] == pytest.approx(np.log(1 / 2))
 

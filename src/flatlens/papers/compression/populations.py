@@ -31,6 +31,7 @@ from flatlens.papers.compression.training import (
     mlp,
     samples,
     top_three,
+    variation,
     vgg,
 )
 from flatlens.papers.evidence import correlated, studied
@@ -155,16 +156,24 @@ def _first_layer(study: str) -> str:
 
 @deferred
 def population(results: Results, study: str) -> pd.DataFrame:
-    """Return the networks of a kind with all quantities that predictions need, under the names shown."""
+    """Return the networks of a kind with all quantities that predictions need, under the names shown.
+
+    Of "lenet_coded.spectral" D and the bound of NMLS have spectral norms, as printed, in place of the code's.
+    """
+    study, _, norms = study.partition(".")
     values = studied(study)(results)
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
     first = _first_layer(study)
+    if norms:
+        values = values.assign(**{q.name: q.with_first(first).of(networks) for q in (D, BOUND)})
     also = {q.name: q.with_first(first).of(networks) for q in (*_ALSO, D_CODED, BOUND_CODED, TOP_THREE)}
     volume: pd.Series = also[_VOLUMES[0][0].name].astype(float).map(np.exp)
     partial = also["C"] / D.with_first(first).of(networks) * SHARPNESS.of(networks)
     loose = also[_VOLUMES[0][1].name] - also[_VOLUMES[0][0].name]
     table = values.assign(
-        **also, **{MINUS_D: -values[D.name], ITSELF: volume, PARTIAL_SHARPNESS: partial, LOOSE: loose}
+        **also,
+        **{MINUS_D: -values[D.name], ITSELF: volume, PARTIAL_SHARPNESS: partial, LOOSE: loose},
+        **variation(networks, first),
     )
     rounded = 1e-9
     violated = pd.concat(

@@ -32,6 +32,7 @@ from flatlens.papers.evidence import (
     in_trajectory,
     labelled,
     log_gain,
+    numbers_of,
     once_below,
     reached,
     up_to_below,
@@ -267,7 +268,7 @@ CHAIN = {
     "D": "mls_chain.C_D.rhs[fc1]",
 }
 VARIATION_SIDES = ("mls_chain.B_C.variation.rhs[fc1]", "mls_chain.B_C.variation.lhs[fc1]")
-"""Root mean square and mean over the samples of ||df/dW||_F / ||x||: their ratio is above 1 where it varies."""
+"""||W|| times root mean square and mean over the samples of ||df/dW||_F / ||x||: they differ where it varies."""
 
 
 def _x3(scale: Scale) -> Mapping[str, Study]:
@@ -297,16 +298,22 @@ def chain_steps(results: Results) -> pd.DataFrame:
     rounded = 1 + 1e-9
     holds = (a <= b * rounded) & (b <= c * rounded) & (c <= d * rounded)
     others = np.maximum(b - a, c - b)
-    rms, mean = (networks[column] for column in VARIATION_SIDES)
-    varies = (rms / mean).map(np.log)
     return networks.assign(
-        **{"log C/B": (c / b).map(np.log), "log(rms / mean)": varies, "log CV": log_cv(varies)},
+        **variation(networks),
         wide=(d - c) - others,
         twofold=(d - c) - 2 * others,
         tenfold=(d - c) - 10 * others,
         loose=np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b)),
         holds=holds.astype(float),
     )
+
+
+def variation(networks: pd.DataFrame, first: str = "fc1") -> dict[str, pd.Series]:
+    """Return log C/B of the chain at the first layer, and how much ||df/dW||_F / ||x|| varies over the samples."""
+    columns = [column.replace("fc1", first) for column in (CHAIN["B"], CHAIN["C"], *VARIATION_SIDES)]
+    b, c, rms, mean = (numbers_of(networks, columns)[column] for column in columns)
+    varies = (rms / mean).map(np.log)
+    return {"log C/B": (c / b).map(np.log), "log(rms / mean)": varies, "log CV": log_cv(varies)}
 
 
 def over_runs(number: Callable[[pd.DataFrame, CoefficientName], float], name: str) -> Evidence:
@@ -329,12 +336,14 @@ def over_runs(number: Callable[[pd.DataFrame, CoefficientName], float], name: st
     return mean_of(runs, name, "of ranks")
 
 
-def more_indicative(run: pd.DataFrame, coefficient: CoefficientName) -> float:
+def more_indicative(run: pd.DataFrame, coefficient: CoefficientName, *, size: bool = False) -> float:
     """Return Fisher's z of the changes of A and C between numbers of steps, less that of A and D.
 
-    Of ranks the difference itself: r = 1 is common there, and its z infinite.
+    Of ranks the difference itself: r = 1 is common there, and its z infinite. `size`: compare |z|.
     """
     c, d = (correlated_changes(CHAIN["A"], CHAIN[other], coefficient)(run) for other in ("C", "D"))
+    if size:
+        c, d = abs(c), abs(d)
     if coefficient != "pearson":
         return c - d
     return float(np.diff(np.arctanh(np.clip([d, c], -1 + 1e-9, 1 - 1e-9)))[0])
