@@ -474,14 +474,16 @@ _SHARES = {
     for name, column in (("sharpness", _SHARP), ("Jacobian norm", _SOFTMAXED), ("norm of C", _CURVATURE.column))
     for over, end in (("", last), (", mean of the last quarter", last_quarter))
 }
-_OF_C = _OUTPUTS.column, _CURVATURE.column
-_FALL_OF_C = {
-    "r of the changes of output norm and norm of C": correlated_changes(*_OF_C),
-    "of ranks": correlated_changes(*_OF_C, "spearman"),
-    "r of the changes of output norm and norm of C over two looks": correlated_changes(*_OF_C, apart=2),
-    "of ranks over two looks": correlated_changes(*_OF_C, "spearman", apart=2),
-    "r of the values of output norm and norm of C": correlated_values(*_OF_C),
-    "of ranks of the values": correlated_values(*_OF_C, "spearman"),
+_BOTH: tuple[tuple[str, CoefficientName], ...] = (("r", "pearson"), ("ranks", "spearman"))
+_FALLS = {
+    f"{said} of the {read} of output norm and {what}": number
+    for what, column in (("norm of C", _CURVATURE.column), ("Jacobian norm", _SOFTMAXED))
+    for said, r in _BOTH
+    for read, number in (
+        ("changes", correlated_changes(_OUTPUTS.column, column, r)),
+        ("changes over two looks", correlated_changes(_OUTPUTS.column, column, r, apart=2)),
+        ("values", correlated_values(_OUTPUTS.column, column, r)),
+    )
 }
 training = in_trajectory(
     "training",
@@ -494,8 +496,8 @@ training = in_trajectory(
         "rise of the output norm": rise(_OUTPUTS.column),
         "last output norm": last(_OUTPUTS.column),
         "log(last / middle) of the output norm": of_later_half(log_gain(_OUTPUTS.column)),
-        **_FALL_OF_C,
-        **{f"{name}, later half": of_later_half(number) for name, number in _FALL_OF_C.items()},
+        **_FALLS,
+        **{f"{name}, later half": of_later_half(number) for name, number in _FALLS.items()},
     },
     networks=trained_in,
 )
