@@ -47,9 +47,11 @@ UNSEEN = {
         "first_epoch.jacobian.peak",
         "first_epoch.together.changes",
         "first_epoch.together.values",
-        "curvature.follows_outputs.two_looks",
-        "curvature.follows_outputs.later_half",
-        "curvature.follows_outputs.values.later_half",
+        *(
+            f"{what}.follows_outputs.{read}"
+            for what in ("curvature", "jacobian")
+            for read in ("two_looks", "later_half", "values.later_half")
+        ),
     ),
     "X19": ("holds.published",),
     "X9": ("mixup.decorrelates", "augmentation.decorrelates", "jacobian.superior"),
