@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Axis, Dtype, NetworkSettings, Study
 from flatlens.models import VGG11, Architecture, ResNet18
 from flatlens.papers.contrasts import (
+    OfCounts,
     across,
     first_change,
     in_each_case,
@@ -46,18 +48,20 @@ from flatlens.papers.evidence import (
     Evidence,
     Table,
     along,
+    complete,
     correlated,
     labelled,
     these,
     trained_in,
     trained_ones,
+    weighed,
     where,
 )
 from flatlens.papers.experiment import WEAK, Plot, Results, Scale, Side, deferred
 from flatlens.papers.figures import BANDS, banded
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, JACOBIAN, NARROW_RESNET, NARROW_VGG
 from flatlens.papers.sharpening.networks import SOFTMAXED as SOFTMAXED_JACOBIAN
-from flatlens.statistics import Statistic, in_cases, kendall
+from flatlens.statistics import Statistic, in_cases, kendall, pearson, spearman
 from flatlens.statistics.inference import Holds, fishers_z
 from flatlens.statistics.statistic import Array
 from flatlens.training import (
@@ -331,6 +335,32 @@ def better_along_lines(table: Table, norm: str, column: str, name: str, *, own: 
     """Return the mean of this column of `lines` in each case. `own`: the norm's tau has to be above 0, too."""
     found = of_each_case(lines(table, norm), lambda case: mean_of(case, column), name)
     return with_own(along_in_each(table, norm, GAP, name), found, name) if own else found
+
+
+def better_by_means(table: Table, norm: str, name: str, *, size: bool = False) -> Evidence:
+    """Return r of this norm and the gap less that of sharpness and the gap, of means over seeds along the strength.
+
+    It has to be above 0 in each case. `size`: compare |r|.
+    """
+
+    def of_case(case: Table) -> Evidence:
+        def weigh(results: Results) -> Statistic:
+            kept = complete(case(results), ["lr", "strength", norm, SHARP, GAP])
+            of, point = kept.table, kept.table.groupby(["lr", "strength"]).ngroup().to_numpy()
+            members = point == np.unique(point)[:, None]
+
+            def less(r: OfCounts, counts: Array) -> Array:
+                drawn = counts[:, None] * members
+                own, sharp, gap = (drawn @ of[column].to_numpy() / drawn.sum(2) for column in (norm, SHARP, GAP))
+                once, each = np.ones((1, len(members))), ((own, gap), (sharp, gap))
+                mine, theirs = (np.array([r(x, y, once)[0] for x, y in zip(*pair, strict=True)]) for pair in each)
+                return np.abs(mine) - np.abs(theirs) if size else mine - theirs
+
+            return weighed(name, partial(less, pearson), kept, ranks=partial(less, spearman))
+
+        return weigh
+
+    return of_each_case(table, of_case, name)
 
 
 def beyond_weakest(name: str) -> Table:
