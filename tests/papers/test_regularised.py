@@ -136,7 +136,7 @@ def test_lines_compare_both_norms_along_the_strengths_of_a_seed():
 @pytest.mark.parametrize("size", [False, True])
 def test_means_over_seeds_along_the_strength_are_correlated(size):
     networks = of_two_seeds(norm=[3, 2, 4, 1, 2, 5], sharpness=[1, 2, 7, 3, 1, 2], gap=[3, 2, 1, 3, 4, 1])
-    (found,) = regularised.better_by_means(these(networks), NORM, "r", size=size)(None).parts.values()
+    found = regularised.better_by_means(these(networks), NORM, "r", size=size)(None)
     r = networks.groupby("strength")[[NORM, SHARP, GAP]].mean().corr()[GAP]
     assert found.value == pytest.approx(abs(r[NORM]) - abs(r[SHARP]) if size else r[NORM] - r[SHARP])
     assert found.n == 6

@@ -354,7 +354,7 @@ def better_by_means(table: Table, norm: str, name: str, *, size: bool = False) -
                 own, sharp, gap = (drawn @ of[column].to_numpy() / drawn.sum(2) for column in (norm, SHARP, GAP))
                 once, each = np.ones((1, len(members))), ((own, gap), (sharp, gap))
                 mine, theirs = (np.array([r(x, y, once)[0] for x, y in zip(*pair, strict=True)]) for pair in each)
-                return np.abs(mine) - np.abs(theirs) if size else mine - theirs
+                return np.asarray(np.abs(mine) - np.abs(theirs) if size else mine - theirs)
 
             return weighed(name, partial(less, pearson), kept, ranks=partial(less, spearman))
 
