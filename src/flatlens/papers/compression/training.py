@@ -336,12 +336,17 @@ def over_runs(number: Callable[[pd.DataFrame, CoefficientName], float], name: st
     return mean_of(runs, name, "of ranks")
 
 
+def with_mls(run: pd.DataFrame, coefficient: CoefficientName, bound: str = "C") -> float:
+    """Return the correlation of the changes of A and a bound of it between numbers of steps."""
+    return correlated_changes(CHAIN["A"], CHAIN[bound], coefficient)(run)
+
+
 def more_indicative(run: pd.DataFrame, coefficient: CoefficientName, *, size: bool = False) -> float:
     """Return Fisher's z of the changes of A and C between numbers of steps, less that of A and D.
 
     Of ranks the difference itself: r = 1 is common there, and its z infinite. `size`: compare |z|.
     """
-    c, d = (correlated_changes(CHAIN["A"], CHAIN[other], coefficient)(run) for other in ("C", "D"))
+    c, d = (with_mls(run, coefficient, other) for other in ("C", "D"))
     if size:
         c, d = abs(c), abs(d)
     if coefficient != "pearson":
