@@ -78,6 +78,7 @@ _PROTOCOLS = {
 MINUS_D, ITSELF, HOLDS = "-D", "volume itself", "bounds hold"
 PARTIAL_SHARPNESS = "partial sharpness"
 """Root of the mean over samples of ||df/dW||_F^2, W the first layer's weight: a factor of C, as sqrt(S) is one of D."""
+WITH_TEST_LOSS = [(x.name, "test loss") for x in (SHARPNESS, LOG_VOLUME, MLS)]
 LOOSE, TENFOLD = "log(bound of volume / volume)", float(np.log(10))
 
 
