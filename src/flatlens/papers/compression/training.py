@@ -92,7 +92,7 @@ STUDY = "training"
 LONG = 50_000
 """Steps after which the sharpness stops decreasing in the paper: a shorter training cannot show it."""
 LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, 0.1), between(0.5, 1)
-FITTED = once_below(0.0025)
+ALL_RIGHT = once_below(0.0025)
 """From where on none of 100 samples can be misclassified: one of them alone would have a half squared error of 0.25."""
 AFTER_FIRST_LOOK = between(1e-9, 1)  #: without the start
 TO_INTERPOLATION = up_to_below(INTERPOLATES)
