@@ -30,6 +30,7 @@ from flatlens.papers.relative2021 import (
     approximated,
     at_end,
     each_step,
+    estimated,
     in_blocks,
     in_subspace,
     minima,
@@ -301,6 +302,8 @@ def test_a_blocks_correlation_is_that_of_its_data_sets(smoke_of):
     assert np.tanh(row["0-1 error, ranks"]) == pytest.approx(spearmanr(values[:, 0], values[:, 3])[0])
     z = {at: in_blocks("printed")(results).query(f"separation == {at}")["0-1 error, r"].to_numpy() for at in (1, 4)}
     assert rises("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
+    assert rises("0-1 error, r", least=0.5)(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
+    assert np.isnan(rises("0-1 error, r", least=2)(results).value)  # one separation has no slope
     assert risen("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean())
     smallest, largest = (at_end("0-1 error, r", True, "stored", by)(results).value for by in ("labelled", "separation"))
     z = {at: in_blocks("stored")(results).query(f"separation == {at}")["0-1 error, r"].mean() for at in (1, 4)}
@@ -329,6 +332,19 @@ def test_each_step_is_the_change_to_the_next_separation(smoke_of):
     falling, rising = (these(table.assign(bound=sign * table["separation"])) for sign in (-1, 1))
     assert each_step(falling, "bound", "below")({}).value == pytest.approx(-3.0)  # the separations are 1 and 4
     assert each_step(rising, "bound")({}).value == pytest.approx(3.0)
+
+
+@pytest.mark.xdist_group("X17")
+def test_a_sample_has_the_networks_representativeness_by_other_splits(smoke_of):
+    results = smoke_of("X17")[1].results
+    table, again = approximated(results), estimated("scott")(results)
+    flatness = [samples["delta 0.1"] - samples["representativeness"] for samples in (table, again)]
+    assert np.allclose(*flatness)
+    assert np.allclose(again["slack, delta 0.1"], again["delta 0.1"] - table["generalisation_gap"])
+    assert np.allclose(again["representativeness"], table["representativeness"], rtol=0.3)  # thirty splits in each
+    signed = estimated("scott", signed=True)(results)["representativeness"]
+    assert (signed.abs() < again["representativeness"]).all()
+    assert not np.allclose(estimated("relative")(results)["representativeness"], again["representativeness"], rtol=0.01)
 
 
 @pytest.mark.xdist_group("X17")

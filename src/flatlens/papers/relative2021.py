@@ -24,7 +24,7 @@ import torch
 from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
 from flatlens.column import Column
 from flatlens.data.sources import DataSettings
-from flatlens.data.synthetic import CLUSTER_SCALE, CLUSTERS, INFORMATIVE, Mixture, mixture
+from flatlens.data.synthetic import CLUSTER_SCALE, CLUSTERS, INFORMATIVE, Mixture, clusters, mixture
 from flatlens.distributions import GaussianMixture
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
@@ -59,9 +59,11 @@ from flatlens.papers.experiment import (
 )
 from flatlens.papers.feature_space import FOLDS, SEEN_COLUMNS, Generator, measured
 from flatlens.papers.figures import pairwise, scatter
+from flatlens.perturbation.features import mismatch
 from flatlens.statistics import Statistic, in_cases
 from flatlens.statistics.statistic import Array
 from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training, Until
+from flatlens.training.optimisers import solution
 
 # ---- X16 and X17: clusters mapped back through a random tanh network, and a ridge head on its features, which is the
 # last linear layer. There `relative_flatness_ggn` equals Definition 3 and needs no curvature products of layers below.
@@ -165,15 +167,19 @@ def of_block(block: int, separations: tuple[float, ...], n: int, generator: Gene
     return tuple(rows)
 
 
-def rises(reading: str, by: str = "separation", generator: Generator = "printed") -> Evidence:
-    """Return the slope of Fisher's z over a setting, the mean of that of each block."""
+def rises(reading: str, by: str = "separation", generator: Generator = "printed", least: float = 0.0) -> Evidence:
+    """Return the slope of Fisher's z over a setting from a least value on, the mean of that of each block."""
 
     def slopes(results: Results) -> pd.DataFrame:
-        wide = in_blocks(generator)(results).pivot(index=UNIT, columns=by, values=reading)
+        among = where(in_blocks(generator), f"{by} >= {least}")(results)
+        wide = among.pivot(index=UNIT, columns=by, values=reading)
         centred = np.array(wide.columns, dtype=float) - np.mean(wide.columns)
-        return pd.DataFrame({UNIT: wide.index, name: wide.to_numpy() @ centred / (centred @ centred)})
+        with np.errstate(invalid="ignore"):
+            slope = wide.to_numpy() @ centred / (centred @ centred)
+        return pd.DataFrame({UNIT: wide.index, name: slope})
 
-    name = f"slope over {by} of Fisher's z of relative flatness and the gap: {reading}"
+    over = f"{by} from {least:g} on" if least else by
+    name = f"slope over {over} of Fisher's z of relative flatness and the gap: {reading}"
     return mean_of(slopes, name)
 
 
@@ -225,6 +231,10 @@ def network_ranks(results: Results) -> pd.DataFrame:
 rises_in_each_reading = readings(
     {reading: rises(reading) for reading in list(READINGS)[:4]},
     "Fisher's z of r(relative flatness, gap): its slope over the separation",
+)
+near_in_each_reading = readings(
+    {reading: none_near(reading) for reading in list(READINGS)[:4]},
+    "0.1 less |Fisher's z| of r(relative flatness, gap) at the smallest separation",
 )
 
 
@@ -311,6 +321,39 @@ def _of_bound(bound: pd.Series, gap: pd.Series, of: str = "") -> dict[str, pd.Se
         f"0.1 less slack{of}": 0.1 - (bound - gap),
         f"above{of}": (bound > gap).astype(float),
     }
+
+
+@lru_cache(1024)
+def density_error(separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool) -> float:
+    """Return int (p - p_hat) l of a sample's folds, the mean over ten random splits of it or of its absolute value.
+
+    From the features as drawn, of which the networks' own are a multiple.
+    """
+    drawn, generator = clusters(separation, train, test, seed), torch.Generator().manual_seed(seed)
+    x, y = (torch.cat(pair) for pair in ((drawn.test_x, drawn.x), (drawn.test_y, drawn.y)))
+    errors = []
+    for held_out in torch.arange(train + test).chunk(_FOLDS):
+        rows = torch.ones(train + test, dtype=torch.bool).index_fill(0, held_out, False)
+        phi, targets = x[rows].double(), torch.eye(2, dtype=torch.float64)[y[rows]]
+        W, b = solution(phi, targets, Ridge().penalty)
+        losses = (phi @ W.T + b - targets).square().sum(1) / 2
+        for _ in range(10):
+            order = torch.randperm(train, generator=generator)
+            held, kept = order[: train // 3], order[train // 3 :]
+            errors.append(mismatch(phi[held], phi[kept], losses[held], losses[kept], bandwidth)[1])
+    return float(np.mean(errors if signed else np.abs(errors)))
+
+
+@deferred
+def estimated(results: Results, bandwidth: str, *, signed: bool = False) -> pd.DataFrame:
+    """Return `approximated` with "delta 0.1" by another estimate of the representativeness (see `density_error`)."""
+    samples, data = approximated(results), results["folds"].settings["base"]["data"]
+    drawn = zip(samples["separation"].astype(float), samples["seed"].astype(int), strict=True)
+    sizes = int(data["train"]), int(data["test"])
+    found = np.array([density_error(separation, seed, *sizes, bandwidth, signed) for separation, seed in drawn])
+    bound = samples["delta 0.1"] - samples["representativeness"] + found
+    columns = {"representativeness": found, "delta 0.1": bound}
+    return samples.assign(**columns, **_of_bound(bound, samples["generalisation_gap"], ", delta 0.1"))
 
 
 def as_coded(results: Results) -> pd.DataFrame:
