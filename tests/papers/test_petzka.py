@@ -337,13 +337,15 @@ def test_each_step_is_the_change_to_the_next_separation(smoke_of):
 @pytest.mark.xdist_group("X17")
 def test_a_sample_has_the_networks_representativeness_by_other_splits(smoke_of):
     results = smoke_of("X17")[1].results
-    table, again = approximated(results), estimated("scott")(results)
+    table, again = approximated(results), estimated()(results)
     flatness = [samples["delta 0.1"] - samples["representativeness"] for samples in (table, again)]
     assert np.allclose(*flatness)
     assert np.allclose(again["slack, delta 0.1"], again["delta 0.1"] - table["generalisation_gap"])
     assert np.allclose(again["representativeness"], table["representativeness"], rtol=0.3)  # thirty splits in each
-    signed = estimated("scott", signed=True)(results)["representativeness"]
+    assert np.allclose(again["bound"] - again["delta 0.1"], table["bound"] - table["delta 0.1"])
+    signed = estimated(signed=True)(results)["representativeness"]
     assert (signed.abs() < again["representativeness"]).all()
+    assert (estimated(normalised=True)(results)["representativeness"] < again["representativeness"] / 2).all()
     assert not np.allclose(estimated("relative")(results)["representativeness"], again["representativeness"], rtol=0.01)
 
 

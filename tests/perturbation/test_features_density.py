@@ -65,6 +65,16 @@ def test_halves_of_one_sample_differ_little_and_far_ones_wholly() -> None:
     assert mismatch(a, b + 100, 3 * ones, ones, "scott")[1] == pytest.approx(2)  # int p l - int q l
 
 
+def test_parts_of_different_size_differ_by_no_constant_once_their_masses_are_equal() -> None:
+    sample = torch.randn(400, 8, generator=torch.Generator().manual_seed(0)).double()
+    a, b, ones = sample[:133], sample[133:], torch.ones(400, dtype=torch.float64)
+    of_ones = ones[:133], ones[133:]
+    assert mismatch(a, b, *of_ones, "scott")[1] < -0.1
+    assert abs(mismatch(a, b, *of_ones, "scott", normalised=True)[1]) < 1e-12
+    apart = mismatch(a, b + 100, 3 * of_ones[0], of_ones[1], "scott", normalised=True)
+    assert apart == pytest.approx((2, 2))  # int |p - q|, int p l - int q l
+
+
 def test_the_shift_of_two_normals_is_their_own() -> None:
     """int |p - q| of N(0, 1) and N(1, 1) is 2 (2 Phi(1/2) - 1) = 0.766."""
     generator = torch.Generator().manual_seed(1)

@@ -324,10 +324,12 @@ def _of_bound(bound: pd.Series, gap: pd.Series, of: str = "") -> dict[str, pd.Se
 
 
 @lru_cache(1024)
-def density_error(separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool) -> float:
+def density_error(
+    separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool, normalised: bool
+) -> float:
     """Return int (p - p_hat) l of a sample's folds, the mean over ten random splits of it or of its absolute value.
 
-    From the features as drawn, of which the networks' own are a multiple.
+    From the features as drawn, of which the networks' own are a multiple. `normalised`: see `mismatch`.
     """
     drawn, generator = clusters(separation, train, test, seed), torch.Generator().manual_seed(seed)
     x, y = (torch.cat(pair) for pair in ((drawn.test_x, drawn.x), (drawn.test_y, drawn.y)))
@@ -340,20 +342,24 @@ def density_error(separation: float, seed: int, train: int, test: int, bandwidth
         for _ in range(10):
             order = torch.randperm(train, generator=generator)
             held, kept = order[: train // 3], order[train // 3 :]
-            errors.append(mismatch(phi[held], phi[kept], losses[held], losses[kept], bandwidth)[1])
+            parts = phi[held], phi[kept], losses[held], losses[kept]
+            errors.append(mismatch(*parts, bandwidth, normalised=normalised)[1])
     return float(np.mean(errors if signed else np.abs(errors)))
 
 
 @deferred
-def estimated(results: Results, bandwidth: str, *, signed: bool = False) -> pd.DataFrame:
-    """Return `approximated` with "delta 0.1" by another estimate of the representativeness (see `density_error`)."""
+def estimated(
+    results: Results, bandwidth: str = "scott", *, signed: bool = False, normalised: bool = False
+) -> pd.DataFrame:
+    """Return `approximated` with both bounds by another estimate of the representativeness (see `density_error`)."""
     samples, data = approximated(results), results["folds"].settings["base"]["data"]
     drawn = zip(samples["separation"].astype(float), samples["seed"].astype(int), strict=True)
     sizes = int(data["train"]), int(data["test"])
-    found = np.array([density_error(separation, seed, *sizes, bandwidth, signed) for separation, seed in drawn])
-    bound = samples["delta 0.1"] - samples["representativeness"] + found
-    columns = {"representativeness": found, "delta 0.1": bound}
-    return samples.assign(**columns, **_of_bound(bound, samples["generalisation_gap"], ", delta 0.1"))
+    found = np.array([density_error(*one, *sizes, bandwidth, signed, normalised) for one in drawn])
+    for bound, of in (("bound", ""), ("delta 0.1", ", delta 0.1")):
+        other = samples[bound] - samples["representativeness"] + found
+        samples = samples.assign(**{bound: other}, **_of_bound(other, samples["generalisation_gap"], of))
+    return samples.assign(representativeness=found)
 
 
 def as_coded(results: Results) -> pd.DataFrame:
