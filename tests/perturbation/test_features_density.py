@@ -70,8 +70,8 @@ def test_parts_of_different_size_differ_by_no_constant_once_their_masses_are_equ
     a, b, ones = sample[:133], sample[133:], torch.ones(400, dtype=torch.float64)
     of_ones = ones[:133], ones[133:]
     assert mismatch(a, b, *of_ones, "scott")[1] < -0.1
-    assert abs(mismatch(a, b, *of_ones, "scott", normalised=True)[1]) < 1e-12
-    apart = mismatch(a, b + 100, 3 * of_ones[0], of_ones[1], "scott", normalised=True)
+    assert abs(mismatch(a, b, *of_ones, "scott", equal_mass=True)[1]) < 1e-12
+    apart = mismatch(a, b + 100, 3 * of_ones[0], of_ones[1], "scott", equal_mass=True)
     assert apart == pytest.approx((2, 2))  # int |p - q|, int p l - int q l
 
 

@@ -325,11 +325,11 @@ def _of_bound(bound: pd.Series, gap: pd.Series, of: str = "") -> dict[str, pd.Se
 
 @lru_cache(1024)
 def density_error(
-    separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool, normalised: bool
+    separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool, equal_mass: bool
 ) -> float:
     """Return int (p - p_hat) l of a sample's folds, the mean over ten random splits of it or of its absolute value.
 
-    From the features as drawn, of which the networks' own are a multiple. `normalised`: see `mismatch`.
+    From the features as drawn, of which the networks' own are a multiple. `equal_mass`: see `mismatch`.
     """
     drawn, generator = clusters(separation, train, test, seed), torch.Generator().manual_seed(seed)
     x, y = (torch.cat(pair) for pair in ((drawn.test_x, drawn.x), (drawn.test_y, drawn.y)))
@@ -343,19 +343,19 @@ def density_error(
             order = torch.randperm(train, generator=generator)
             held, kept = order[: train // 3], order[train // 3 :]
             parts = phi[held], phi[kept], losses[held], losses[kept]
-            errors.append(mismatch(*parts, bandwidth, normalised=normalised)[1])
+            errors.append(mismatch(*parts, bandwidth, equal_mass=equal_mass)[1])
     return float(np.mean(errors if signed else np.abs(errors)))
 
 
 @deferred
 def estimated(
-    results: Results, bandwidth: str = "scott", *, signed: bool = False, normalised: bool = False
+    results: Results, bandwidth: str = "scott", *, signed: bool = False, equal_mass: bool = False
 ) -> pd.DataFrame:
     """Return `approximated` with both bounds by another estimate of the representativeness (see `density_error`)."""
     samples, data = approximated(results), results["folds"].settings["base"]["data"]
     drawn = zip(samples["separation"].astype(float), samples["seed"].astype(int), strict=True)
     sizes = int(data["train"]), int(data["test"])
-    found = np.array([density_error(*one, *sizes, bandwidth, signed, normalised) for one in drawn])
+    found = np.array([density_error(*one, *sizes, bandwidth, signed, equal_mass) for one in drawn])
     for bound, of in (("bound", ""), ("delta 0.1", ", delta 0.1")):
         other = samples[bound] - samples["representativeness"] + found
         samples = samples.assign(**{bound: other}, **_of_bound(other, samples["generalisation_gap"], of))
@@ -416,6 +416,10 @@ tight_in_each_reading = readings(
         "as printed": at_each_separation(approximated, ["slack", "room"]),
         "delta 0.1": at_each_separation(approximated, ["slack, delta 0.1", "room, delta 0.1"]),
         "as coded": at_each_separation(as_coded, ["slack", "room"]),
+        "as printed, densities of mass 1": at_each_separation(estimated(equal_mass=True), ["slack", "room"]),
+        "delta 0.1, densities of mass 1": at_each_separation(
+            estimated(equal_mass=True), ["slack, delta 0.1", "room, delta 0.1"]
+        ),
     },
     "smallest mean, over separations, of slack (the bound less the gap) and room (10 times the gap less the bound)",
 )

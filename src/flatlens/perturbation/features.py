@@ -329,13 +329,13 @@ def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
 
 
 def mismatch(
-    a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str, *, normalised: bool = False
+    a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str, *, equal_mass: bool = False
 ) -> tuple[float, float]:
     """Return (int |p - q|, int (p - q) l), p and q kernel densities of parts of a sample, a and b (n, m), l the values.
 
     The integral is a mean over the points of both under (p + q) / 2, whose weights 2 (p - q) / (p + q) are bounded by 2
     whatever the dimension; a point is left out of its own estimate. The points are not drawn from p and q, of which the
-    one of fewer points is the lower one at most of them: int (p - q) comes out below 0. `normalised`: the weights of p
+    one of fewer points is the lower one at most of them: int (p - q) comes out below 0. `equal_mass`: the weights of p
     and of q are divided by their sums, so that it is 0.
     """
     scale = units(torch.cat([a, b]), bandwidth)  # from both: a feature may be constant in one part
@@ -346,7 +346,7 @@ def mismatch(
     share = torch.tanh((log_p - log_q) / 2)  # (p - q) / (p + q)
     weight = torch.cat([torch.full((len(a),), 1 / len(a)), torch.full((len(b),), 1 / len(b))]).to(share)
     difference = weight * share
-    if normalised:
+    if equal_mass:
         of_p, of_q = weight * (1 + share), weight * (1 - share)  # weights of p and q, but for one factor
         difference = of_p / of_p.sum() - of_q / of_q.sum()
     values = torch.cat([values_a, values_b])
