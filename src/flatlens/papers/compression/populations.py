@@ -78,6 +78,8 @@ _PROTOCOLS = {
 MINUS_D, ITSELF, HOLDS = "-D", "volume itself", "bounds hold"
 PARTIAL_SHARPNESS = "partial sharpness"
 """Root of the mean over samples of ||df/dW||_F^2, W the first layer's weight: a factor of C, as sqrt(S) is one of D."""
+OF_LAYERS = "network volume of mean logarithms"
+"""Log of the sum over layers of exp(mean log volume), where the network volume, a sum of means, is not stored."""
 WITH_TEST_LOSS = [(x.name, "test loss") for x in (SHARPNESS, LOG_VOLUME, MLS)]
 LOOSE, TENFOLD = "log(bound of volume / volume)", float(np.log(10))
 
@@ -171,9 +173,11 @@ def population(results: Results, study: str) -> pd.DataFrame:
     volume: pd.Series = also[_VOLUMES[0][0].name].astype(float).map(np.exp)
     partial = also["C"] / D.with_first(first).of(networks) * SHARPNESS.of(networks)
     loose = also[_VOLUMES[0][1].name] - also[_VOLUMES[0][0].name]
+    of_layers = networks.filter(regex=r"^log_volume\[").astype(float).map(np.exp).sum(axis=1, min_count=1)
     table = values.assign(
         **also,
         **{MINUS_D: -values[D.name], ITSELF: volume, PARTIAL_SHARPNESS: partial, LOOSE: loose},
+        **{OF_LAYERS: of_layers.map(np.log)},
         **variation(networks, first),
     )
     rounded = 1e-9
