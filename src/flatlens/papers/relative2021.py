@@ -427,7 +427,14 @@ tight_in_each_reading = readings(
 
 def _x17_plots(results: Results) -> list[Plot]:
     samples, half = approximated(results), "half squared error"
-    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "approximated bound, delta = 0.1": "delta 0.1"}
+    of_mass_1 = estimated(equal_mass=True)(results)["delta 0.1"]
+    samples = samples.assign(**{"delta 0.1, mass 1": of_mass_1})
+    drawn = {
+        "gap": "generalisation_gap",
+        "approximated bound": "bound",
+        "approximated bound, delta = 0.1": "delta 0.1",
+        "approximated bound, delta = 0.1, densities of mass 1": "delta 0.1, mass 1",
+    }
     beside = {"worst case, at least": "worst case", "by kernel densities": "representativeness"}
     coded = {"gap": "generalisation_gap", "bound": "bound", "cross-validated 0-1 error": "cross-validated 0-1 error"}
     said = "Means over samples, each the mean of its three folds; bands are 95% intervals."
