@@ -54,6 +54,7 @@ UNSEEN = {
             for read in ("two_looks", "later_half", "values.later_half")
         ),
     ),
+    "X14": ("converged.",),
     "X16": ("rises.from_2",),
     "X19": ("holds.published",),
     "X9": ("mixup.decorrelates", "augmentation.decorrelates", "jacobian.superior"),

@@ -140,13 +140,14 @@ def lenets(results: Results) -> pd.DataFrame:
 
 
 @deferred
-def printed(results: Results, *normals: str) -> pd.DataFrame:
+def printed(results: Results, *normals: str, most: float = np.inf) -> pd.DataFrame:
     """Return the same of the networks trained as printed, from three schemes and these laws of N(0, .1).
 
-    "normal" takes .1 as the variance, "normal_sd" as the standard deviation.
+    "normal" takes .1 as the variance, "normal_sd" as the standard deviation. `most`: of their own final loss.
     """
     networks = layer_five(results, "lenet_printed")
-    return networks[networks["init"].isin((*_INITS[:3], *normals))].reset_index(drop=True)
+    kept = networks["init"].isin((*_INITS[:3], *normals)) & (networks["loss"] < most)
+    return networks[kept].reset_index(drop=True)
 
 
 def last_hidden(results: Results) -> pd.DataFrame:
@@ -164,6 +165,7 @@ def layer_five(results: Results, study: str, layer: str = "fc3") -> pd.DataFrame
         "key": networks["key"],
         UNIT: networks[UNIT],
         "gap": networks.get("generalisation_gap"),
+        "loss": networks["loss"].astype(float),
         "init": networks["init+batch_size+lr+seed"].str.extract(r"(\w+)", expand=False),  # "('normal', 4, ..."
     }
     for prefix, at in (("", ""), ("moved ", MOVED)):
@@ -186,9 +188,9 @@ _STANDARDISED = ["gap", *_VALUES, *(f"moved {name}" for name in _VALUES), *_MULT
 lenets_within = within(lenets, "init", _STANDARDISED)
 
 
-def printed_within(*normals: str) -> Table:
+def printed_within(*normals: str, most: float = np.inf) -> Table:
     """Return `printed` with its numbers standardised within each scheme."""
-    return within(printed(*normals), "init", _STANDARDISED)
+    return within(printed(*normals, most=most), "init", _STANDARDISED)
 
 
 last_hidden_within = within(last_hidden, "init", _STANDARDISED)
@@ -235,11 +237,13 @@ def as_read(
     *,
     unit: str | None = "init",
     ranks: bool | Literal["inside"] = False,
+    most: float = np.inf,
 ) -> Evidence:
     """Return a claim of the paper's networks in four readings: pooled or within schemes, .1 variance or deviation.
 
     `unit`: of the pooled ones; None for a network. `ranks`: of ranks over all networks, within schemes of the
     standardised numbers; "inside": of ranks inside each scheme, which leaves the two readings within schemes.
+    `most`: of the networks' final loss.
     """
     if ranks == "inside":
         apart = {f"within a scheme, {words}": weighed(ranked_inside(law)) for law, words in _LAWS.items()}
@@ -249,16 +253,17 @@ def as_read(
         return weighed(ranks_of(table) if ranks else table)
 
     pooled = {
-        f"pooled, {words}": one(printed(law) if unit is None else independent(printed(law), unit))
+        f"pooled, {words}": one(printed(law, most=most) if unit is None else independent(printed(law, most=most), unit))
         for law, words in _LAWS.items()
     }
-    apart = {f"within a scheme, {words}": one(printed_within(law)) for law, words in _LAWS.items()}
+    apart = {f"within a scheme, {words}": one(printed_within(law, most=most)) for law, words in _LAWS.items()}
     return readings(pooled | apart, f"of ranks: {name}" if ranks else name)
 
 
-def strongly(measure: str) -> Evidence:
+def strongly(measure: str, *, unit: str | None = "init", most: float = np.inf) -> Evidence:
     """Return r of a measure and the gap among the paper's networks, in four readings."""
-    return as_read(lambda table: correlated(table, measure, "gap"), f"Pearson r of {measure} and gap")
+    name = f"Pearson r of {measure} and gap"
+    return as_read(lambda table: correlated(table, measure, "gap"), name, unit=unit, most=most)
 
 
 def weakly(
@@ -289,10 +294,11 @@ def fails(
     unit: str | None = "init",
     ranks: bool | Literal["inside"] = False,
     redrawn: bool = False,
+    most: float = np.inf,
 ) -> Evidence:
     """Return how much less a moved measure correlates with the gap than the proposed one, in four readings.
 
-    `size`: compare |z|.
+    `size`: compare |z|. `most`: of the networks' final loss.
     """
     moved, own = [f"{move} {measure}"], [f"moved {proposed}"]
     if redrawn:
@@ -302,7 +308,7 @@ def fails(
         name = f"Fisher's |z| of moved {proposed} and gap, less that of {move} {measure}"
         return as_read(lambda table: weaker(table, moved, own, "gap"), name, unit=unit, ranks=ranks)
     name = f"Fisher's z of moved {proposed} and gap, less that of {move} {measure}"
-    return as_read(lambda table: stronger(table, own, moved, "gap"), name, unit=unit, ranks=ranks)
+    return as_read(lambda table: stronger(table, own, moved, "gap"), name, unit=unit, ranks=ranks, most=most)
 
 
 def falls(
