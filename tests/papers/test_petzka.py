@@ -304,6 +304,11 @@ def test_a_blocks_correlation_is_that_of_its_data_sets(smoke_of):
     assert rises("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
     assert rises("0-1 error, r", least=0.5)(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
     assert np.isnan(rises("0-1 error, r", least=2)(results).value)  # one separation has no slope
+    more = in_blocks("printed", small=True)(results)
+    assert sorted(more["separation"].unique()) == [0.1, 0.25, 1, 4]
+    assert (more.query("separation == 4")["0-1 error, r"].to_numpy() == z[4]).all()
+    least = more.query("separation == 0.1")["0-1 error, r"].mean()
+    assert none_near("0-1 error, r", small=True)(results).value == pytest.approx(0.1 - abs(least))
     assert risen("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean())
     smallest, largest = (at_end("0-1 error, r", True, "stored", by)(results).value for by in ("labelled", "separation"))
     z = {at: in_blocks("stored")(results).query(f"separation == {at}")["0-1 error, r"].mean() for at in (1, 4)}

@@ -97,6 +97,8 @@ def by_separation(
 
 TIMES = 90
 """Data sets in feature space for each network."""
+SMALL = (0.1, 0.25)
+"""Separations below those of the networks, in feature space alone."""
 
 
 def _x16(scale: Scale) -> Mapping[str, Study]:
@@ -134,16 +136,17 @@ not name the gap's loss."""
 
 
 @deferred
-def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
+def in_blocks(results: Results, generator: Generator, *, small: bool = False) -> pd.DataFrame:
     """Return Fisher's z of each reading for each separation and block: the 90 data sets of one network's seed.
 
     Of the generator `folds` it is the mean of z over the block's nine distributions, each with ten data sets.
 
     Blocks are independent. `labelled` is the separation under which the stored generator returns a data set: its list
-    of separations is read backwards, so that the largest separation has the smallest one's label.
+    of separations is read backwards, so that the largest separation has the smallest one's label. `small`: SMALL
+    separations beside those of the networks.
     """
     networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
-    separations = tuple(sorted(map(float, networks["separation"].unique())))
+    separations = (*(SMALL if small else ()), *sorted(map(float, networks["separation"].unique())))
     label = dict(zip(separations, reversed(separations), strict=True))
     rows = []
     for block in sorted(map(int, networks["seed"].unique())):
@@ -167,18 +170,20 @@ def of_block(block: int, separations: tuple[float, ...], n: int, generator: Gene
     return tuple(rows)
 
 
-def rises(reading: str, by: str = "separation", generator: Generator = "printed", least: float = 0.0) -> Evidence:
+def rises(
+    reading: str, by: str = "separation", generator: Generator = "printed", least: float = 0.0, *, small: bool = False
+) -> Evidence:
     """Return the slope of Fisher's z over a setting from a least value on, the mean of that of each block."""
 
     def slopes(results: Results) -> pd.DataFrame:
-        among = where(in_blocks(generator), f"{by} >= {least}")(results)
+        among = where(in_blocks(generator, small=small), f"{by} >= {least}")(results)
         wide = among.pivot(index=UNIT, columns=by, values=reading)
         centred = np.array(wide.columns, dtype=float) - np.mean(wide.columns)
         with np.errstate(invalid="ignore"):
             slope = wide.to_numpy() @ centred / (centred @ centred)
         return pd.DataFrame({UNIT: wide.index, name: slope})
 
-    over = f"{by} from {least:g} on" if least else by
+    over = f"{by} from {least or min(SMALL):g} on" if least or small else by
     name = f"slope over {over} of Fisher's z of relative flatness and the gap: {reading}"
     return mean_of(slopes, name)
 
@@ -211,12 +216,19 @@ def at_end(reading: str, largest: bool, generator: Generator = "printed", by: st
     return mean_of(where(in_blocks(generator), f"{by} == {by}.{'max' if largest else 'min'}()"), reading)
 
 
-def none_near(reading: str, most: float = 0.1, generator: Generator = "printed", by: str = "separation") -> Evidence:
+def none_near(
+    reading: str,
+    most: float = 0.1,
+    generator: Generator = "printed",
+    by: str = "separation",
+    *,
+    small: bool = False,
+) -> Evidence:
     """Return how far Fisher's z at a setting's smallest value is from both ends of [-most, most], above 0 inside."""
     below, above = f"{most:g} less z", f"z + {most:g}"
 
     def room(results: Results) -> pd.DataFrame:
-        table = where(in_blocks(generator), f"{by} == {by}.min()")(results)
+        table = where(in_blocks(generator, small=small), f"{by} == {by}.min()")(results)
         return table.assign(**{below: most - table[reading], above: most + table[reading]})
 
     return all_of({side: mean_of(room, side) for side in (below, above)}, f"{most:g} less |z|: {reading}")
