@@ -97,7 +97,7 @@ def by_separation(
 
 TIMES = 90
 """Data sets in feature space for each network."""
-SMALL = (0.1, 0.25)
+SEPARATIONS_BELOW = (0.1, 0.25)
 """Separations below those of the networks, in feature space alone."""
 
 
@@ -142,11 +142,11 @@ def in_blocks(results: Results, generator: Generator, *, small: bool = False) ->
     Of the generator `folds` it is the mean of z over the block's nine distributions, each with ten data sets.
 
     Blocks are independent. `labelled` is the separation under which the stored generator returns a data set: its list
-    of separations is read backwards, so that the largest separation has the smallest one's label. `small`: SMALL
+    of separations is read backwards, so that the largest separation has the smallest one's label. `small`: SEPARATIONS_BELOW
     separations beside those of the networks.
     """
     networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
-    separations = (*(SMALL if small else ()), *sorted(map(float, networks["separation"].unique())))
+    separations = (*(SEPARATIONS_BELOW if small else ()), *sorted(map(float, networks["separation"].unique())))
     label = dict(zip(separations, reversed(separations), strict=True))
     rows = []
     for block in sorted(map(int, networks["seed"].unique())):
@@ -183,7 +183,7 @@ def rises(
             slope = wide.to_numpy() @ centred / (centred @ centred)
         return pd.DataFrame({UNIT: wide.index, name: slope})
 
-    over = f"{by} from {least or min(SMALL):g} on" if least or small else by
+    over = f"{by} from {least or min(SEPARATIONS_BELOW):g} on" if least or small else by
     name = f"slope over {over} of Fisher's z of relative flatness and the gap: {reading}"
     return mean_of(slopes, name)
 
