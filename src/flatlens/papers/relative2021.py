@@ -142,8 +142,8 @@ def in_blocks(results: Results, generator: Generator, *, small: bool = False) ->
     Of the generator `folds` it is the mean of z over the block's nine distributions, each with ten data sets.
 
     Blocks are independent. `labelled` is the separation under which the stored generator returns a data set: its list
-    of separations is read backwards, so that the largest separation has the smallest one's label. `small`: SEPARATIONS_BELOW
-    separations beside those of the networks.
+    of separations is read backwards, so that the largest separation has the smallest one's label. `small`: those of
+    SEPARATIONS_BELOW beside the networks' own.
     """
     networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
     separations = (*(SEPARATIONS_BELOW if small else ()), *sorted(map(float, networks["separation"].unique())))
