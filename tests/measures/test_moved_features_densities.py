@@ -34,6 +34,13 @@ def test_a_sample_of_copies_is_representative_of_itself() -> None:
     )
 
 
+@pytest.mark.parametrize("bandwidth", ["scott", "relative"])
+def test_a_constant_loss_has_a_representative_sample(bandwidth: str) -> None:
+    net, x, y = network("mlp-relu", n=50)
+    problem = fl.Problem(net, lambda f, y: 0 * f.sum(1) + 7, (x, y))
+    assert estimated(problem, f"representativeness(bandwidth='{bandwidth}')").value == pytest.approx(0, abs=1e-12)
+
+
 def test_an_unknown_bandwidth_names_the_known_ones() -> None:
     net, x, y = network("mlp-relu", n=30)
     with pytest.raises(BadInput, match="bandwidth='best'"):

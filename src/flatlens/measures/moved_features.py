@@ -249,10 +249,11 @@ def representativeness(
     The features of the last linear layer are split at random, `splits` times; one part in `folds` is held out. p_hat is
     the kernel density of the rest, p that of the part held out, and l the network's loss at the points of both. The
     value is an approximation and not a bound: the distribution itself is not known, and a mean of absolute values is
-    above 0 even if both parts have the same law. Both densities are read at the sample's own points, of which p, made
-    of fewer points, is the lower one at most: the value holds a share of the mean loss, a quarter to a third for 400
-    samples of 8 features. `.shift` is int |p - p_hat|, between 0 and 2, and `.bound` the largest loss times it. The
-    error is the spread over splits. These share their points, so it is a guide and not an interval.
+    above 0 even if both parts have the same law. Both densities are read at the sample's own points, and each is
+    divided by its sum there, so that a constant loss has the value 0; losses away from these points are not in it. With
+    many features kernels hardly overlap, and the value is near the difference of the parts' mean losses. `.shift` is
+    int |p - p_hat|, between 0 and 2, and `.bound` the largest loss times it. The error is the spread over splits. These
+    share their points, so it is a guide and not an interval.
 
     With held-out data, `.split.representativeness` and `.split.robustness` are the terms of the signed gap in Eq. 5,
     with labels kept: test loss - loss at moved features, and loss at moved weights - training loss. Apart from the

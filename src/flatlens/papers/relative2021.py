@@ -336,12 +336,10 @@ def _of_bound(bound: pd.Series, gap: pd.Series, of: str = "") -> dict[str, pd.Se
 
 
 @lru_cache(1024)
-def density_error(
-    separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool, equal_mass: bool
-) -> float:
+def density_error(separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool) -> float:
     """Return int (p - p_hat) l of a sample's folds, the mean over ten random splits of it or of its absolute value.
 
-    From the features as drawn, of which the networks' own are a multiple. `equal_mass`: see `mismatch`.
+    From the features as drawn, of which the networks' own are a multiple.
     """
     drawn, generator = clusters(separation, train, test, seed), torch.Generator().manual_seed(seed)
     x, y = (torch.cat(pair) for pair in ((drawn.test_x, drawn.x), (drawn.test_y, drawn.y)))
@@ -354,20 +352,17 @@ def density_error(
         for _ in range(10):
             order = torch.randperm(train, generator=generator)
             held, kept = order[: train // 3], order[train // 3 :]
-            parts = phi[held], phi[kept], losses[held], losses[kept]
-            errors.append(mismatch(*parts, bandwidth, equal_mass=equal_mass)[1])
+            errors.append(mismatch(phi[held], phi[kept], losses[held], losses[kept], bandwidth)[1])
     return float(np.mean(errors if signed else np.abs(errors)))
 
 
 @deferred
-def estimated(
-    results: Results, bandwidth: str = "scott", *, signed: bool = False, equal_mass: bool = False
-) -> pd.DataFrame:
+def estimated(results: Results, bandwidth: str = "scott", *, signed: bool = False) -> pd.DataFrame:
     """Return `approximated` with both bounds by another estimate of the representativeness (see `density_error`)."""
     samples, data = approximated(results), results["folds"].settings["base"]["data"]
     drawn = zip(samples["separation"].astype(float), samples["seed"].astype(int), strict=True)
     sizes = int(data["train"]), int(data["test"])
-    found = np.array([density_error(*one, *sizes, bandwidth, signed, equal_mass) for one in drawn])
+    found = np.array([density_error(*one, *sizes, bandwidth, signed) for one in drawn])
     for bound, of in (("bound", ""), ("delta 0.1", ", delta 0.1")):
         other = samples[bound] - samples["representativeness"] + found
         samples = samples.assign(**{bound: other}, **_of_bound(other, samples["generalisation_gap"], of))
@@ -428,10 +423,6 @@ tight_in_each_reading = readings(
         "as printed": at_each_separation(approximated, ["slack", "room"]),
         "delta 0.1": at_each_separation(approximated, ["slack, delta 0.1", "room, delta 0.1"]),
         "as coded": at_each_separation(as_coded, ["slack", "room"]),
-        "as printed, densities of mass 1": at_each_separation(estimated(equal_mass=True), ["slack", "room"]),
-        "delta 0.1, densities of mass 1": at_each_separation(
-            estimated(equal_mass=True), ["slack, delta 0.1", "room, delta 0.1"]
-        ),
     },
     "smallest mean, over separations, of slack (the bound less the gap) and room (10 times the gap less the bound)",
 )
@@ -439,13 +430,10 @@ tight_in_each_reading = readings(
 
 def _x17_plots(results: Results) -> list[Plot]:
     samples, half = approximated(results), "half squared error"
-    of_mass_1 = estimated(equal_mass=True)(results)["delta 0.1"]
-    samples = samples.assign(**{"delta 0.1, mass 1": of_mass_1})
     drawn = {
         "gap": "generalisation_gap",
         "approximated bound": "bound",
         "approximated bound, delta = 0.1": "delta 0.1",
-        "approximated bound, delta = 0.1, densities of mass 1": "delta 0.1, mass 1",
     }
     beside = {"worst case, at least": "worst case", "by kernel densities": "representativeness"}
     coded = {"gap": "generalisation_gap", "bound": "bound", "cross-validated 0-1 error": "cross-validated 0-1 error"}

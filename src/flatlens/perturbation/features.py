@@ -299,18 +299,15 @@ class KernelDensity:
     scale: Tensor  #: unit of each feature, (m,)
     width: Tensor  #: width of each point's kernel in these units, (n,)
 
-    def log_density(self, z: Tensor, *, leave_out: bool = False) -> Tensor:
-        """Return log p at z, (k,); with `leave_out`, z are the points themselves, each left out of its own estimate."""
+    def log_density(self, z: Tensor) -> Tensor:
+        """Return log p at z, (k,)."""
         n, m = self.points.shape
-        known, logs, done = self.points / self.scale, [], 0
-        for rows in torch.split(z / self.scale, max(1, ROWS // n)):
-            kernels = -0.5 * (torch.cdist(rows, known) / self.width).square() - m * self.width.log()
-            if leave_out:
-                kernels[range(len(rows)), range(done, done + len(rows))] = -math.inf
-            logs.append(kernels.logsumexp(1))
-            done += len(rows)
-        constant = math.log(n - leave_out) + m / 2 * math.log(2 * math.pi) + float(self.scale.log().sum())
-        return torch.cat(logs) - constant
+        known = self.points / self.scale
+        logs = [
+            (-0.5 * (torch.cdist(rows, known) / self.width).square() - m * self.width.log()).logsumexp(1)
+            for rows in torch.split(z / self.scale, max(1, ROWS // n))
+        ]
+        return torch.cat(logs) - (math.log(n) + m / 2 * math.log(2 * math.pi) + float(self.scale.log().sum()))
 
 
 def units(phi: Tensor, bandwidth: str) -> Tensor:
@@ -328,29 +325,20 @@ def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
     return KernelDensity(phi, scale, (delta / math.sqrt(m)) * lengths.clamp(min=1e-12 * float(lengths.max())))
 
 
-def mismatch(
-    a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str, *, equal_mass: bool = False
-) -> tuple[float, float]:
+def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str) -> tuple[float, float]:
     """Return (int |p - q|, int (p - q) l), p and q kernel densities of parts of a sample, a and b (n, m), l the values.
 
-    The integral is a mean over the points of both under (p + q) / 2, whose weights 2 (p - q) / (p + q) are bounded by 2
-    whatever the dimension; a point is left out of its own estimate. The points are not drawn from p and q, of which the
-    one of fewer points is the lower one at most of them: int (p - q) comes out below 0. `equal_mass`: the weights of p
-    and of q are divided by their sums, so that it is 0.
+    The integral is a mean over the points of both, taken as drawn from (p + q) / 2, with weights p and q over p + q. As
+    they are not quite drawn so, each density's weights are divided by their sum: int (p - q) is 0. A point has its own
+    kernel, as it has in p and q: without it the error is larger, four times in 64 dimensions.
     """
-    scale = units(torch.cat([a, b]), bandwidth)  # from both: a feature may be constant in one part
-    p, q = (kernel_density(part, bandwidth, scale) for part in (a, b))
-    at_a = p.log_density(a, leave_out=True), q.log_density(a)
-    at_b = p.log_density(b), q.log_density(b, leave_out=True)
-    log_p, log_q = (torch.cat(pair) for pair in zip(at_a, at_b, strict=True))
-    share = torch.tanh((log_p - log_q) / 2)  # (p - q) / (p + q)
-    weight = torch.cat([torch.full((len(a),), 1 / len(a)), torch.full((len(b),), 1 / len(b))]).to(share)
-    difference = weight * share
-    if equal_mass:
-        of_p, of_q = weight * (1 + share), weight * (1 - share)  # weights of p and q, but for one factor
-        difference = of_p / of_p.sum() - of_q / of_q.sum()
-    values = torch.cat([values_a, values_b])
-    return float(difference.abs().sum()), float((difference * values).sum())
+    points = torch.cat([a, b])
+    scale = units(points, bandwidth)  # from both: a feature may be constant in one part
+    p, q = (kernel_density(part, bandwidth, scale).log_density(points) for part in (a, b))
+    drawn = torch.cat([part.new_full((len(part),), 1 / len(part)) for part in (a, b)])
+    of_p, of_q = drawn * torch.sigmoid(p - q), drawn * torch.sigmoid(q - p)
+    difference = of_p / of_p.sum() - of_q / of_q.sum()
+    return float(difference.abs().sum()), float((difference * torch.cat([values_a, values_b])).sum())
 
 
 Labels = Callable[[Tensor], Tensor]
