@@ -29,6 +29,7 @@ from flatlens.papers.relative2021 import (
     TIMES,
     approximated,
     at_end,
+    chances,
     each_step,
     estimated,
     in_blocks,
@@ -348,9 +349,22 @@ def test_a_sample_has_the_networks_representativeness_by_other_splits(smoke_of):
     assert np.allclose(again["slack, delta 0.1"], again["delta 0.1"] - table["generalisation_gap"])
     assert np.allclose(again["representativeness"], table["representativeness"], rtol=0.3)  # thirty splits in each
     assert np.allclose(again["bound"] - again["delta 0.1"], table["bound"] - table["delta 0.1"])
-    signed = estimated(signed=True)(results)["representativeness"]
+    signed = estimated(way="signed")(results)["representativeness"]
     assert (signed.abs() < again["representativeness"]).all()
+    assert (estimated(way="drawn")(results)["representativeness"] > 0).all()
     assert not np.allclose(estimated("relative")(results)["representativeness"], again["representativeness"], rtol=0.01)
+
+
+def test_chances_of_classes_are_sure_at_far_centres_and_those_of_drawn_labels():
+    law = mixture(50.0, torch.Generator().manual_seed(1))
+    centres = torch.cat([law.centroids, law.centroids @ law.mixing], 1)
+    assert torch.allclose(chances(law, centres), torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]]).double())
+    law = mixture(1.0, torch.Generator().manual_seed(1))
+    features, labels = law.sample(20_000, torch.Generator().manual_seed(2))
+    likely = chances(law, features)
+    for share in (0.2, 0.5, 0.8):
+        near = (likely[:, 1] - share).abs() < 0.1
+        assert labels[near].double().mean() == pytest.approx(float(likely[near, 1].mean()), abs=0.05)
 
 
 @pytest.mark.xdist_group("X17")

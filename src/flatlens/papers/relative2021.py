@@ -20,6 +20,8 @@ from functools import lru_cache, partial
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
 from flatlens.column import Column
@@ -59,7 +61,7 @@ from flatlens.papers.experiment import (
 )
 from flatlens.papers.feature_space import FOLDS, SEEN_COLUMNS, Generator, measured
 from flatlens.papers.figures import pairwise, scatter
-from flatlens.perturbation.features import mismatch
+from flatlens.perturbation.features import KernelDensity, kernel_density, mismatch, units
 from flatlens.statistics import Statistic, in_cases
 from flatlens.statistics.statistic import Array
 from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training, Until
@@ -281,6 +283,8 @@ TIGHT = 10
 """Largest ratio of bound and gap at which the bound is called tight."""
 MUCH = -math.log(10)
 """Largest logarithm of a ratio that is called much smaller."""
+DRAWN = 20
+"""Points drawn of each kernel."""
 
 
 def _x17(scale: Scale) -> Mapping[str, Study]:
@@ -336,33 +340,55 @@ def _of_bound(bound: pd.Series, gap: pd.Series, of: str = "") -> dict[str, pd.Se
 
 
 @lru_cache(1024)
-def density_error(separation: float, seed: int, train: int, test: int, bandwidth: str, signed: bool) -> float:
+def density_error(separation: float, seed: int, train: int, test: int, bandwidth: str, way: str) -> float:
     """Return int (p - p_hat) l of a sample's folds, the mean over ten random splits of it or of its absolute value.
 
-    From the features as drawn, of which the networks' own are a multiple.
+    From the features as drawn, of which the networks' own are a multiple. `way`: "size" or "signed"; "drawn" is the
+    size by points drawn from both densities in place of the sample's own, with the clusters' own law of labels.
     """
     drawn, generator = clusters(separation, train, test, seed), torch.Generator().manual_seed(seed)
+    law = mixture(separation, torch.Generator().manual_seed(seed))
     x, y = (torch.cat(pair) for pair in ((drawn.test_x, drawn.x), (drawn.test_y, drawn.y)))
     errors = []
     for held_out in torch.arange(train + test).chunk(_FOLDS):
         rows = torch.ones(train + test, dtype=torch.bool).index_fill(0, held_out, False)
-        phi, targets = x[rows].double(), torch.eye(2, dtype=torch.float64)[y[rows]]
-        W, b = solution(phi, targets, Ridge().penalty)
-        losses = (phi @ W.T + b - targets).square().sum(1) / 2
+        phi, targets = x[rows].double(), torch.eye(2, dtype=torch.float64)
+        W, b = solution(phi, targets[y[rows]], Ridge().penalty)
+
+        def losses(at: Tensor, W: Tensor = W, b: Tensor = b, targets: Tensor = targets) -> Tensor:  # of each class
+            return ((at @ W.T + b)[:, None] - targets).square().sum(2) / 2
+
+        def risk(density: KernelDensity, losses: Callable[[Tensor], Tensor] = losses) -> float:
+            at = density.around(DRAWN, generator)
+            return float((chances(law, at) * losses(at)).sum(1).mean())
+
+        seen = losses(phi)[range(train), y[rows]]
         for _ in range(10):
             order = torch.randperm(train, generator=generator)
-            held, kept = order[: train // 3], order[train // 3 :]
-            errors.append(mismatch(phi[held], phi[kept], losses[held], losses[kept], bandwidth)[1])
-    return float(np.mean(errors if signed else np.abs(errors)))
+            parts = order[: train // 3], order[train // 3 :]
+            if way == "drawn":
+                scale = units(phi, bandwidth)
+                of_p, of_q = (risk(kernel_density(phi[part], bandwidth, scale)) for part in parts)
+                errors.append(of_p - of_q)
+            else:
+                errors.append(mismatch(*(phi[part] for part in parts), *(seen[part] for part in parts), bandwidth)[1])
+    return float(np.mean(errors if way == "signed" else np.abs(errors)))
+
+
+def chances(law: Mixture, features: Tensor) -> Tensor:
+    """Return the probability of each class at features, (k, 2), by the informative ones."""
+    at = features[:, :INFORMATIVE]
+    each = [MultivariateNormal(c, F @ F.mT).log_prob(at) for c, F in zip(law.centroids, law.factors, strict=True)]
+    return torch.stack(each, 1).softmax(1).reshape(len(at), 2, -1).sum(2)
 
 
 @deferred
-def estimated(results: Results, bandwidth: str = "scott", *, signed: bool = False) -> pd.DataFrame:
+def estimated(results: Results, bandwidth: str = "scott", way: str = "size") -> pd.DataFrame:
     """Return `approximated` with both bounds by another estimate of the representativeness (see `density_error`)."""
     samples, data = approximated(results), results["folds"].settings["base"]["data"]
     drawn = zip(samples["separation"].astype(float), samples["seed"].astype(int), strict=True)
     sizes = int(data["train"]), int(data["test"])
-    found = np.array([density_error(*one, *sizes, bandwidth, signed) for one in drawn])
+    found = np.array([density_error(*one, *sizes, bandwidth, way) for one in drawn])
     for bound, of in (("bound", ""), ("delta 0.1", ", delta 0.1")):
         other = samples[bound] - samples["representativeness"] + found
         samples = samples.assign(**{bound: other}, **_of_bound(other, samples["generalisation_gap"], of))

@@ -309,6 +309,12 @@ class KernelDensity:
         ]
         return torch.cat(logs) - (math.log(n) + m / 2 * math.log(2 * math.pi) + float(self.scale.log().sum()))
 
+    def around(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return points drawn from p, `count` of each point's kernel, (count n, m)."""
+        points, width = self.points.repeat(count, 1), self.width.repeat(count)
+        noise = torch.randn(points.shape, generator=generator, dtype=points.dtype)
+        return points + self.scale * width[:, None] * noise
+
 
 def units(phi: Tensor, bandwidth: str) -> Tensor:
     """Return the unit of each feature for the kernels, (m,): the standard deviation under "scott", else 1."""
