@@ -283,7 +283,7 @@ TIGHT = 10
 """Largest ratio of bound and gap at which the bound is called tight."""
 MUCH = -math.log(10)
 """Largest logarithm of a ratio that is called much smaller."""
-DRAWN = 20
+PER_KERNEL = 20
 """Points drawn of each kernel."""
 
 
@@ -359,7 +359,7 @@ def density_error(separation: float, seed: int, train: int, test: int, bandwidth
             return ((at @ W.T + b)[:, None] - targets).square().sum(2) / 2
 
         def risk(density: KernelDensity, losses: Callable[[Tensor], Tensor] = losses) -> float:
-            at = density.around(DRAWN, generator)
+            at = density.around(PER_KERNEL, generator)
             return float((chances(law, at) * losses(at)).sum(1).mean())
 
         seen = losses(phi)[range(train), y[rows]]
