@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
 from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
 from flatlens.column import Column
@@ -365,20 +364,21 @@ def density_error(separation: float, seed: int, train: int, test: int, bandwidth
         seen = losses(phi)[range(train), y[rows]]
         for _ in range(10):
             order = torch.randperm(train, generator=generator)
-            parts = order[: train // 3], order[train // 3 :]
+            held, kept = order[: train // 3], order[train // 3 :]
             if way == "drawn":
                 scale = units(phi, bandwidth)
-                of_p, of_q = (risk(kernel_density(phi[part], bandwidth, scale)) for part in parts)
+                of_p, of_q = (risk(kernel_density(phi[part], bandwidth, scale)) for part in (held, kept))
                 errors.append(of_p - of_q)
             else:
-                errors.append(mismatch(*(phi[part] for part in parts), *(seen[part] for part in parts), bandwidth)[1])
+                errors.append(mismatch(phi[held], phi[kept], seen[held], seen[kept], bandwidth)[1])
     return float(np.mean(errors if way == "signed" else np.abs(errors)))
 
 
 def chances(law: Mixture, features: Tensor) -> Tensor:
     """Return the probability of each class at features, (k, 2), by the informative ones."""
     at = features[:, :INFORMATIVE]
-    each = [MultivariateNormal(c, F @ F.mT).log_prob(at) for c, F in zip(law.centroids, law.factors, strict=True)]
+    normals = zip(law.centroids[:, None], law.factors @ law.factors.mT, strict=True)
+    each = [GaussianMixture(mean, covariance[None], torch.ones(1)).log_density(at) for mean, covariance in normals]
     return torch.stack(each, 1).softmax(1).reshape(len(at), 2, -1).sum(2)
 
 
