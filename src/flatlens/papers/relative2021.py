@@ -668,7 +668,7 @@ def of_all_images(results: Results) -> pd.DataFrame:
     """Return the networks of `minima` if they were trained on all of CIFAR-10, as the paper's."""
     data = results["lenet"].settings["base"]["data"]
     if data["name"] != "cifar10" or data["train"] is not None:
-        raise NotRun("no network was trained on all 50,000 images")
+        raise NotRun("the population was not trained on all 50,000 images")
     return minima(results)
 
 
