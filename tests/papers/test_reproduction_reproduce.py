@@ -45,7 +45,8 @@ def test_each_prediction_has_an_outcome_and_each_plot_its_data(tightness):
     assert found.unfinished == 0
     assert [outcome.prediction for outcome in found.outcomes] == list(EXPERIMENTS["X3"].predictions)
     for outcome in found.outcomes:
-        assert outcome.statistic.units is not None
+        for case in outcome.statistic.parts.values() or [outcome.statistic]:
+            assert case.units is not None
     plot = found.plots[0]
     assert set(plot.data["line"]) == {"A", "B", "C", "D"}
     means = plot.data.pivot(index="x", columns="line", values="y")
