@@ -361,12 +361,11 @@ def density_error(separation: float, seed: int, train: int, test: int, bandwidth
             at = density.around(PER_KERNEL, generator)
             return float((chances(law, at) * losses(at)).sum(1).mean())
 
-        seen = losses(phi)[range(train), y[rows]]
+        seen, scale = losses(phi)[range(train), y[rows]], units(phi, bandwidth)
         for _ in range(10):
             order = torch.randperm(train, generator=generator)
             held, kept = order[: train // 3], order[train // 3 :]
             if way == "drawn":
-                scale = units(phi, bandwidth)
                 of_p, of_q = (risk(kernel_density(phi[part], bandwidth, scale)) for part in (held, kept))
                 errors.append(of_p - of_q)
             else:
@@ -456,11 +455,7 @@ tight_in_each_reading = readings(
 
 def _x17_plots(results: Results) -> list[Plot]:
     samples, half = approximated(results), "half squared error"
-    drawn = {
-        "gap": "generalisation_gap",
-        "approximated bound": "bound",
-        "approximated bound, delta = 0.1": "delta 0.1",
-    }
+    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "approximated bound, delta = 0.1": "delta 0.1"}
     beside = {"worst case, at least": "worst case", "by kernel densities": "representativeness"}
     coded = {"gap": "generalisation_gap", "bound": "bound", "cross-validated 0-1 error": "cross-validated 0-1 error"}
     said = "Means over samples, each the mean of its three folds; bands are 95% intervals."
