@@ -41,6 +41,14 @@ def test_a_constant_loss_has_a_representative_sample(bandwidth: str) -> None:
     assert estimated(problem, f"representativeness(bandwidth='{bandwidth}')").value == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize(("features", "apart"), [(2, False), (300, True)])
+def test_a_value_that_does_not_depend_on_the_features_is_told(features: int, apart: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, features, generator=generator).double(), torch.randint(2, (60,), generator=generator)
+    found = estimated(fl.Problem(nn.Linear(features, 2).double(), "cross_entropy", (x, y)), "representativeness")
+    assert ("no kernels overlap" in found.note) is apart
+
+
 def test_an_unknown_bandwidth_names_the_known_ones() -> None:
     net, x, y = network("mlp-relu", n=30)
     with pytest.raises(BadInput, match="bandwidth='best'"):

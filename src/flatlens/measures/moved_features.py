@@ -42,6 +42,7 @@ from flatlens.perturbation.features import (
 )
 from flatlens.perturbation.weights import Elsewhere
 
+APART = 1.99  #: value of int |p - p_hat|, at most 2, from which on the densities are far apart
 FEW_LABELS = 20  #: labels of all that show how much another label can change the loss
 FEATURES_MOVED = "moved features"
 
@@ -296,6 +297,8 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
         shifts[number], signed = mismatch(moving[held], moving[kept], losses[held], losses[kept], bandwidth)
         weighted[number] = abs(signed)
     note = "an approximation from random splits"
+    if float(shifts.mean()) > APART:
+        note += "; no kernels overlap: this is the difference of the parts' mean losses, whatever the features are"
     largest = float(losses.abs().max())
 
     def spread(values: Tensor, unit: str = "loss", note: str = note) -> Estimate:
