@@ -28,10 +28,9 @@ from flatlens.papers.reproduction import (
 )
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of
 from flatlens.progress import count_of
-from flatlens.report.figures.plots import plot_figure
+from flatlens.report.figures.plots import DRAWN_COLOURS, plot_figure
 from flatlens.report.page import svg_of
 from flatlens.report.prose import what_was_run
-from flatlens.report.reproduction import DRAWN_COLOURS
 from flatlens.statistics import Statistic
 
 HERE = Path(__file__).parent

@@ -67,10 +67,11 @@ def settings() -> Iterator[str]:
 
 
 def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
-    """Yield the main claims of all papers with their outcomes, and what their authors could object.
+    """Yield the main claims of all papers with their outcomes; folded below, what their authors could object.
 
     The atlas says how each is weighed; `settings` has the settings as printed, as coded and here.
     """
+    objections = list[str]()
     yield LEGEND
     yield ""
     yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "n, units",
@@ -87,7 +88,12 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
                 statistic.size,
                 prediction.accepted,
             )
+            said = f"{prediction.says} *{prediction.accepted}.* {prediction.objections}"
+            objections.append(f"- **{atlas.name_of(one)}**: {said}")
     yield ""
+    yield from atlas.folded(
+        "Would its authors accept it? What differs, and what other readings show", [*objections, ""]
+    )
 
 
 def _is_main(row: Row) -> bool:

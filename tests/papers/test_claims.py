@@ -52,7 +52,8 @@ def test_every_row_has_a_kind_with_a_quote_or_a_reason(row):
     assert row.quote or row.kind not in QUOTED, "the paper's words"
     assert row.reason or row.kind != "reading", "why it is read so"
     assert not row.headline or (row.kind in ("claim", "reading") and row.quote), "a sentence of the paper"
-    assert not row.headline or row.accepted, "a main claim says what its authors could object"
+    assert not row.headline or (row.accepted and row.objections), "a main claim says what its authors could object"
+    assert len(row.accepted) <= 70, "a cell holds a few words"
     assert not row.quote.startswith(row.says)
 
 

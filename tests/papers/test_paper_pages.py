@@ -54,13 +54,14 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
 
 def test_a_main_claim_has_its_value_and_what_its_authors_could_object(pages, found):
     row = pages.rows_of([found])[0][0]
-    prediction = replace(row.outcome.prediction, headline=True, accepted="Most likely.")
+    prediction = replace(row.outcome.prediction, headline=True, accepted="Most likely", objections="One.")
     main = replace(row, outcome=replace(row.outcome, prediction=prediction))
     legend, _, *table = pages.main_claims([found], [[main]])
     assert legend == pages.LEGEND
-    (line,) = (line for line in table if prediction.says in line)
+    line, objections = (line for line in table if prediction.says in line)
     assert f" | {main.in_short} | {pages.atlas.value_of(main.outcome.statistic)} | " in line
-    assert line.endswith(" | Most likely. |")
+    assert line.endswith(" | Most likely |")
+    assert objections.endswith(f"{prediction.says} *Most likely.* One.")
 
 
 def test_each_setting_of_a_protocol_is_a_row_of_its_experiment(pages, monkeypatch):

@@ -28,7 +28,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
 
 import torch
@@ -60,24 +59,26 @@ _CACHED = 2**24  #: bytes of a graph on a processor: LeNet takes 1.4 times as lo
 @final
 @dataclass(eq=False)
 class Graphs(Generic[_T]):
-    """The results of `make` for each batch of the data, kept while they fit in half the problem's memory.
+    """What is made of each batch of the data, kept while it fits in half the problem's memory.
 
     The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
-    anew, and these must meet it in the same state.
+    anew, and these must meet it in the same state. What makes them is not kept: an operator that makes its own graphs
+    would refer to itself, and their memory would wait for the garbage collector.
     """
 
     problem: Problem
     model: nn.Module
     parameters: list[Tensor]
-    make: Callable[[Batch, int], _T]
     every: int = 1  #: k: every k-th sample is used; every k-th ghost batch where samples are coupled
     ranks: Ranks = ALONE  #: the processes that share the data
-    of: Hashable = None  #: what `make` builds; the bytes of a sample's graph are counted once for a problem if given
+    of: Hashable = None  #: what is made; the bytes of a sample's graph are counted once for a problem if given
     _kept: list[_T] = field(default_factory=list, init=False)
     _all_kept: bool = field(default=False, init=False)
     _state: tuple[object, ...] = field(default=(), init=False)
+    _each: int = field(default=0, init=False)  #: bytes of a sample; 0 until they are counted
 
-    def __iter__(self) -> Iterator[_T]:
+    def made_by(self, make: Callable[[Batch, int], _T]) -> Iterator[_T]:
+        """Yield what `make` makes of each batch and its number; those kept were made by it."""
         with in_turn(self.model), differentiable(self.parameters):
             catch_up(self.model)
             state = tuple(fingerprint(p) for p in self.model.parameters())
@@ -86,10 +87,12 @@ class Graphs(Generic[_T]):
             yield from self._kept
             if not self._all_kept:
                 with self.problem.measuring(self.model):
-                    yield from self._rest(len(self._kept))
+                    yield from self._rest(make, len(self._kept))
 
-    def _rest(self, known: int) -> Iterator[_T]:
-        each = self.bytes_per_sample
+    def _rest(self, make: Callable[[Batch, int], _T], known: int) -> Iterator[_T]:
+        if not self._each:
+            self._each = bytes_of_a_sample(self.problem, self.model, lambda probe: make(probe, -1), self.of)
+        each = self._each
         budget = self.problem.memory // 2
         most = max(1, min(samples_at_once(self.problem, each), budget // (2 * each)))
         turn = seen = 0
@@ -103,17 +106,12 @@ class Graphs(Generic[_T]):
             if turn <= known:
                 continue
             before = checkpoints_made()
-            made = self.make(self.problem.place(raw), number)
+            made = make(self.problem.place(raw), number)
             if turn == len(self._kept) + 1 and seen * each <= budget and checkpoints_made() == before:
                 self._kept.append(made)
             yield made
             del made  # free its memory before the next one is built
         self._all_kept = turn == len(self._kept)
-
-    @cached_property
-    def bytes_per_sample(self) -> int:
-        """Return the bytes that autograd saves for one sample, counted on a probe."""
-        return bytes_of_a_sample(self.problem, self.model, lambda probe: self.make(probe, -1), self.of)
 
 
 def samples_at_once(problem: Problem, each: int) -> int:
@@ -243,7 +241,7 @@ class Operator(ABC):
             rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=vectors.is_inference())
             totals: list[Tensor] = []
             with self.problem.ranks.as_one():
-                for product in self._graphs:
+                for product in self._graphs.made_by(self._open):
                     parts = [product(row) for row in rows]
                     totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
             whole = totals[0] if len(totals) == 1 else torch.stack(totals) if totals else torch.zeros_like(rows)
@@ -262,7 +260,7 @@ class Operator(ABC):
         def apply(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
             with self.problem.ranks.as_one():
-                for product in graphs:
+                for product in graphs.made_by(self._open):
                     total += product(v)
             return self.problem.ranks.total(total) * share
 
@@ -270,7 +268,7 @@ class Operator(ABC):
 
     def _shared_graphs(self, every: int = 1) -> Graphs[VectorProduct]:
         ranks, tensors = self.problem.ranks, self.space.tensors
-        return Graphs(self.problem, self.model, tensors, self._open, every, ranks, self._of)
+        return Graphs(self.problem, self.model, tensors, every, ranks, self._of)
 
     def _risk(self, batch: Batch, number: int) -> Tensor:
         f, y = self.problem.run_chunk(self.model, batch, number)
@@ -370,7 +368,7 @@ class Hessian(Operator):
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk and its gradient by parameter, of the graphs that the next products go through."""
         with _differentiating():
-            shares = (cast(_Twice, graph).share() for graph in self._graphs)
+            shares = (cast(_Twice, graph).share() for graph in self._graphs.made_by(self._open))
             risk, gradient = self.space.total(shares, self.problem.ranks)
         return risk, finite_gradient({name: part.to(self.dtype) for name, part in gradient.items()}, self.dtype)
 
@@ -378,7 +376,7 @@ class Hessian(Operator):
         """Return u^T H u for a direction u by parameter; a part that is missing is zero. It counts as one product."""
         u = [direction.get(name, p.new_zeros(())).to(p).expand(p.shape) for name, p in self.space.parameters.items()]
         with _differentiating(), self.problem.ranks.as_one():
-            total = sum(cast(_Twice, graph).quadratic(u) for graph in self._graphs)
+            total = sum(cast(_Twice, graph).quadratic(u) for graph in self._graphs.made_by(self._open))
         self.products += 1
         return float(self.problem.ranks.total(torch.tensor(total, dtype=torch.float64, device=self.space.device)))
 
@@ -555,7 +553,7 @@ class ParameterJacobian:
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model, parameters)
         self.products = 0
-        self._graphs: Graphs[_OfChunk] = Graphs(problem, self.model, self.space.tensors, self._open)
+        self._graphs: Graphs[_OfChunk] = Graphs(problem, self.model, self.space.tensors)
 
     def _open(self, batch: Batch, number: int) -> _OfChunk:
         f, _ = self.problem.run_chunk(self.model, batch, number)
@@ -566,7 +564,7 @@ class ParameterJacobian:
         _require_shape("ParameterJacobian.times(v)", v, (self.space.size,))
         self.products += 1
         v = v.to(self.space.device, self.space.dtype)
-        return torch.cat([forward(v).detach() for _, forward, _ in self._graphs])
+        return torch.cat([forward(v).detach() for _, forward, _ in self._graphs.made_by(self._open)])
 
     def transposed_times(self, w: Tensor) -> Tensor:
         """Return J^T w, (P,), for w (n, N)."""
@@ -574,7 +572,7 @@ class ParameterJacobian:
         self.products += 1
         w = w.to(self.space.device, self.space.dtype)
         total, start = torch.zeros(self.space.size, dtype=w.dtype, device=w.device), 0
-        for n, _, backward in self._graphs:
+        for n, _, backward in self._graphs.made_by(self._open):
             total += backward(w[start : start + n])
             start += n
         return total
@@ -602,7 +600,7 @@ class InputJacobian:
         self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.products = 0
-        self._graphs: Graphs[_OfChunk] = Graphs(problem, self.model, [], self._open)
+        self._graphs: Graphs[_OfChunk] = Graphs(problem, self.model, [])
 
     def _open(self, batch: Batch, number: int) -> _OfChunk:
         _, inputs, f, _ = run_recorded(self.problem, self.model, batch)
@@ -639,7 +637,7 @@ class InputJacobian:
             raise BadInput(f"InputJacobian: expected {self.problem.n} vectors, one a sample, got {len(vectors)}")
         vectors = vectors.to(self.problem.dtype)
         parts, start = [], 0
-        for n, *products in self._graphs:
+        for n, *products in self._graphs.made_by(self._open):
             parts.append(products[side](vectors[start : start + n]).detach())
             start += n
         self.products += 1

@@ -136,12 +136,14 @@ def lay_out(
         trials = [Trial(problem, model, batch) for batch in batches]
 
         def planned(structure: Structure, distrusted: Collection[str]) -> Plan:
-            for trial in trials:
-                trial.find_rows(structure, generator)
-            plan = _Planner(problem, model, trials, structure, distrusted).plan()
-            # Names of operations depend on the derived tensors: where the plan drops one, names are given anew.
-            same = plan.structure.derived.keys() == structure.derived.keys()
-            return plan if same else planned(plan.structure, distrusted)
+            while True:
+                for trial in trials:
+                    trial.find_rows(structure, generator)
+                plan = _Planner(problem, model, trials, structure, distrusted).plan()
+                # Names of operations depend on the derived tensors: where the plan drops one, names are given anew.
+                if plan.structure.derived.keys() == structure.derived.keys():
+                    return plan
+                structure = plan.structure
 
         plan = planned(reduce(Structure.common_with, (trial.structure for trial in trials)), distrusted)
         proofs, unproved = zip(*(proved(problem, model, plan, trial, generator) for trial in trials), strict=True)

@@ -151,7 +151,8 @@ class Prediction:
     not_run: str = ""  #: readings and protocols of its sentence that are not run, with their hours
     headline: bool = False  #: one of the paper's main claims, one to five a paper
     value_is: str = ""  #: what the value is, where the statistic's name says it too shortly for a page
-    accepted: str = ""  #: of a main claim: whether its authors would accept this test of it, and what they could object
+    accepted: str = ""  #: of a main claim: whether its authors would accept this test of it, in a few words
+    objections: str = ""  #: of a main claim: what its authors could object, and what other rows say to it
 
     def weigh(self, results: Results) -> Outcome:
         """Compute the statistic from the studies, and return the outcome: open where one of them has not been run."""

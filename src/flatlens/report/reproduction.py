@@ -14,13 +14,11 @@ from flatlens.papers.reproduction import HALVES, IN_WORDS, answer_of_claims
 from flatlens.papers.summary import by_chance, counted_by_kind, of_papers, rows_of
 from flatlens.report import prose
 from flatlens.report.figures.figure import MODES, Figure, ordered_colours
-from flatlens.report.figures.plots import plot_figure
+from flatlens.report.figures.plots import DRAWN_COLOURS, plot_figure
 from flatlens.report.page import PAGE, drawing_page, write_figures
 
 if TYPE_CHECKING:
     from flatlens.papers.reproduction import Reproduction
-
-DRAWN_COLOURS = 4  #: number of colours for lines and marks without an order
 
 
 def write_atlas(

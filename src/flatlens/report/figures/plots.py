@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
     from flatlens.papers.experiment import Plot
 
+DRAWN_COLOURS = 4  #: number of colours for lines and marks without an order; a grey follows them
 TABLE_COLUMN, TABLE_ROW = 150, 30  #: width and height of a table's cells in the files, in pixels
 LEGEND_WIDTH, SYMBOL, LETTER = 250, 22, 5.5
 """Widths of a legend above a panel, of its symbols and of a letter, in pixels."""
@@ -63,6 +64,11 @@ def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing
     low = _vertical(data, plot, "low:Q")
     band = alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=low, y2="high:Q", color=colour)
     line = alt.Chart(data).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=colour, tooltip=_tooltip(data))
+    if len(lines) > DRAWN_COLOURS + 1:  # the colours and the grey begin again
+        strokes = [[4, 2] if number // (DRAWN_COLOURS + 1) % 2 else [1, 0] for number in range(len(lines))]
+        line = line.encode(
+            strokeDash=alt.StrokeDash("line:O", scale=alt.Scale(domain=lines, range=strokes), legend=legend)
+        )
     layers = [band, line]
     if len(beside):
         dashed = alt.Chart(beside).mark_line(strokeWidth=1.4, strokeDash=[5, 4], color="gray")
