@@ -1,4 +1,4 @@
-"""What a measurement has used is freed at once: a graph in a reference cycle waits for Python's garbage collector."""
+"""What a measurement has used is freed at once: what lies in a reference cycle waits for Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import gc
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from networks import network
 from torch.autograd.graph import Node
+from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.errors import FlatlensError
@@ -17,8 +19,8 @@ HELD_OUT = ("test_loss", "test_accuracy", "generalisation_gap")
 MEASURED = [QUICK.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT]
 
 
-def graphs_that_wait(work: Callable[[], object]) -> Iterator[str]:
-    """Yield the names of the autograd nodes that only the garbage collector frees after this work."""
+def waiting(work: Callable[[], object], size: int) -> Iterator[str]:
+    """Yield the autograd nodes, and the tensors of `size` numbers, that only the garbage collector frees after this."""
     gc.collect()
     gc.disable()
     try:
@@ -26,30 +28,32 @@ def graphs_that_wait(work: Callable[[], object]) -> Iterator[str]:
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         yield from (one.name() for one in gc.garbage if isinstance(one, Node))
+        yield from ("a batch" for one in gc.garbage if type(one) is torch.Tensor and one.numel() == size)
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
 
 
-def test_a_graph_in_a_cycle_is_seen():
+def test_what_lies_in_a_cycle_is_seen() -> None:
     def work() -> None:
-        cycle: list[object] = [network("mlp-relu")[0](network("mlp-relu")[1]).sum().grad_fn]
+        cycle: list[object] = [torch.ones(3, requires_grad=True).sum().grad_fn, torch.ones(7)]
         cycle.append(cycle)
 
-    assert list(graphs_that_wait(work)) == ["SumBackward0"]
+    assert list(waiting(work, 7)) == ["SumBackward0", "a batch"]
 
 
 @pytest.mark.parametrize("name", ["the plan", *MEASURED])
-def test_no_graph_waits_for_the_garbage_collector(name: str) -> None:
+def test_no_graph_and_no_batch_waits_for_the_garbage_collector(name: str) -> None:
     net, x, y = network("cnn-relu-inplace", n=12)
-    problem = fl.Problem(net, "cross_entropy", (x, y))
+    loader = DataLoader(TensorDataset(x, y), batch_size=3)
 
     def work() -> None:
+        problem = fl.Problem(net, "cross_entropy", loader)
         lens = fl.Lens(problem)
         try:
             _ = lens.plan if name == "the plan" else fl.measure(lens, [name], anyway=True)
         except FlatlensError:
             pytest.skip("needs an optimiser")
 
-    assert not list(graphs_that_wait(work))
+    assert not list(waiting(work, x[:3].numel()))

@@ -358,17 +358,18 @@ def plain(batch: Batch, verdict: _Verdict = lambda _: False) -> Batch:
         n = len(next((part for part in sequences if _ragged(part)), sequences[0]))
     n = n or row_count(batch, (Mapping, tuple, list)) or 0
 
-    def formed(part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return {key: formed(value) for key, value in part.items()}
-        if type(part) not in (list, tuple):
-            return part
-        if part is not batch and _holds_samples(part, n, verdict):
-            return list(part)
-        split = type(part) is tuple or (part and all(_counting(part, n)))
-        return tuple(formed(item) for item in part) if split else part
+    return _formed(batch, n, verdict, whole=True)
 
-    return formed(batch)
+
+def _formed(part: Any, n: int, verdict: _Verdict, whole: bool = False) -> Any:
+    if isinstance(part, Mapping):
+        return {key: _formed(value, n, verdict) for key, value in part.items()}
+    if type(part) not in (list, tuple):
+        return part
+    if not whole and _holds_samples(part, n, verdict):
+        return list(part)
+    split = type(part) is tuple or (part and all(_counting(part, n)))
+    return tuple(_formed(item, n, verdict) for item in part) if split else part
 
 
 def is_samples(raw: Any) -> bool:
