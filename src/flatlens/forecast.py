@@ -26,6 +26,7 @@ from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.problem.data import FEW, Data
 from flatlens.problem.eval_context import device_of
+from flatlens.problem.inspection import probed
 from flatlens.problem.ranks import ALONE
 from flatlens.progress import count_of, in_words, no_progress
 
@@ -225,8 +226,8 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
     was made on the first of its samples, making it on all is part of the work. Work of fewer seconds than `short` is
     not looked at any longer. `whole`: whether to count what the trials have done once for all.
     """
-    gauge = _gauge(lens)
-    before, n = gauge.peak(), _samples_of(lens)
+    gauge, n = _gauge(lens), _samples_of(lens)
+    before = float(gauge.peak() or 0)
     most = min(TRIAL, n // SHARE) if n >= SHARE * FIRST else max(1, n // 2)
     # fewer samples than the problem was made on were too few to make it
     least = 1 if lens.problem.data.whole is None else lens.problem.n
@@ -246,12 +247,16 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         count = count if len(done) == 1 else min(most, grown)
     if slow:
         count = 1 if least <= FIRST else least
-        named, weights = [one.name for one in fields(Weight)], lens.plan.weights.items()
+        known, used = "plan" in vars(lens), gauge.used() or 0
+        laid_out, plan = _weighed(lambda: lens.plan, gauge)
+        if not known and laid_out.grown is not None:
+            before = max(before, used + _of_all_probes(lens, laid_out.grown))
+        named, weights = [one.name for one in fields(Weight)], plan.weights.items()
         unsearched = {at: _Unsearched(**{name: getattr(weight, name) for name in named}) for at, weight in weights}
-        tried = replace(lens.plan, weights=dict[str, Weight](unsearched))
+        tried = replace(plan, weights=dict[str, Weight](unsearched))
         done.append(_tried(lens, work, count, gauge, tried))
-        norms = _norms_of_each_form(lens.plan, tried)
-        return _extrapolated(lens, done, gauge, before or 0, whole, norms)
+        norms = _norms_of_each_form(plan, tried)
+        return _extrapolated(lens, done, gauge, before, whole, norms)
     gauge.begin()
     # As if each trial had had the same share of a processor: other work comes and goes between them
     if all(one.own > 0 for one in done):
@@ -259,7 +264,7 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         for number, one in enumerate(done):
             scale = one.own / (share * max(one.took, 1e-9))
             done[number] = replace(one, parts={name: scale * took for name, took in one.parts.items()})
-    return _extrapolated(lens, done, gauge, before or 0, whole)
+    return _extrapolated(lens, done, gauge, before, whole)
 
 
 def _run(lens: Lens, count: int, gauge: Meter | None = None) -> tuple[_Taken, object]:
@@ -282,6 +287,12 @@ class _Unsearched(Weight):
 
 
 _NORMS = "searched_spectral_norm", "searched_kernel_norm"
+
+
+def _of_all_probes(lens: Lens, grown: float) -> float:
+    """Return the bytes that the plan takes on the probes of all the data, from those that it took on a few samples."""
+    fixed = min(grown, 2 * _weights_in_float64(lens))  # and of their gradients
+    return fixed + (grown - fixed) * probed(_samples_of(lens)) / probed(lens.problem.n)
 
 
 def _norms_of_each_form(plan: Plan, tried: Plan) -> float:
@@ -387,6 +398,8 @@ def _extrapolated(
         slope = _slope(lens, first, last)
         results = max(0, last.results - first.results) / max(1, last.n - first.n)
         more = last.grown + slope * (together - tried) + results * (n - last.n)
+        if not math.isnan(last.product):
+            more += lens.problem.memory // 2  # graphs that a search keeps
         peak, least = used + more, used + max(0.0, more - slope * (together - 1))
     if CHECKS in parts and used is not None and peak is not None and least is not None:
         # the checks have chunks of their own, of which --memory says nothing: the bytes of one more sample in each
@@ -425,10 +438,13 @@ def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
 
 def by_rule(lens: Lens) -> Forecast:
     """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
-    gauge, each = _gauge(lens), _per_sample(lens)
-    fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
+    gauge, each, fixed = _gauge(lens), _per_sample(lens), _weights_in_float64(lens)
     more, used, left = fixed + each * chunk(lens, _samples_of(lens)), gauge.used(), gauge.left()
     return Forecast(None, None, more, left) if used is None else Forecast(used + more, used + fixed + each, more, left)
+
+
+def _weights_in_float64(lens: Lens) -> float:
+    return 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
 
 
 def chunk(lens: Lens, n: int) -> int:

@@ -95,6 +95,7 @@ class Graphs(Generic[_T]):
         each = self._each
         budget = self.problem.memory // 2
         most = max(1, min(samples_at_once(self.problem, each), budget // (2 * each)))
+        own = sum(p.nbytes for p in self.parameters)  # each graph holds its gradient
         turn = seen = 0
         coupled = self.problem.coupled
         for number, raw in self.problem.shared(most if coupled else most * self.every, self.ranks):
@@ -107,7 +108,7 @@ class Graphs(Generic[_T]):
                 continue
             before = checkpoints_made()
             made = make(self.problem.place(raw), number)
-            if turn == len(self._kept) + 1 and seen * each <= budget and checkpoints_made() == before:
+            if turn == len(self._kept) + 1 and seen * each + turn * own <= budget and checkpoints_made() == before:
                 self._kept.append(made)
             yield made
             del made  # free its memory before the next one is built

@@ -179,6 +179,16 @@ class Contents:
         )  # fmt: skip
 
 
+def probed(n: int) -> int:
+    """Return how many of n samples the probes have, if chunks are full.
+
+    >>> probed(4), probed(64), probed(60_000)  # of 118 chunks: 0, 1, 2, 4, ..., 64
+    (4, 8, 64)
+    """
+    chunks = math.ceil(n / FORWARD_CHUNK)
+    return min(n, _PROBE * (1 + (chunks - 1).bit_length()))
+
+
 def check_all(
     problem: NetworkOnData, model: nn.Module, data: Data, first: Outputs | None = None
 ) -> tuple[Contents, list[Batch], Seen]:
