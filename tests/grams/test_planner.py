@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.grams import lay_out, planner
 from flatlens.grams.plan import Rows
+from flatlens.operations.graph import LEAF
 
 MEASURED = [
     "relative_flatness", "relative_flatness_ggn", "kappa_trace", "neuron_flatness", "neuron_flatness_ggn",
@@ -139,3 +141,34 @@ def test_no_place_is_tested_twice_where_a_plan_is_made_again(monkeypatch: pytest
     assert min(first) > 0
     assert again
     assert max(again) == 0
+
+
+class Mark:
+    """Lies in a node, and lives as long as it."""
+
+
+def test_two_graphs_of_trials_are_held_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the first, and that of the one whose turn it is; plans are those of trials that keep theirs."""
+    this, graphs, most = case("bert", "cross_entropy"), list[list[ReferenceType[Mark]]](), 0
+    problem, recorded = fl.Problem(this.net, this.loss, this.data), planner.run_recorded
+
+    def weighed(*given: Any) -> tuple[Any, ...]:
+        nonlocal most
+        found = recorded(*given)
+        marks = {node: Mark() for node in found[0].graph.nodes if node.name() != LEAF}
+        graphs.append([ref(mark) for mark in marks.values()])
+        for node, mark in marks.items():
+            node.metadata["mark"] = mark
+        most = max(most, sum(any(mark() is not None for mark in graph) for graph in graphs))
+        return found
+
+    one = lay_out(problem, problem.model)
+    monkeypatch.setattr(planner, "run_recorded", weighed)
+    problem.probes *= 5
+    several = lay_out(problem, problem.model)
+    assert most == 2
+    assert (several.weights.keys(), several.rows) == (one.weights.keys(), one.rows)
+    monkeypatch.setattr(planner.Trial, "forget", lambda trial: None)
+    kept = lay_out(problem, problem.model)
+    assert most == 6  # with that of the fused kernel
+    assert kept.rows == several.rows

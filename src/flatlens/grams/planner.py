@@ -12,7 +12,7 @@ measures of weights have a value for it. Sums over weights do not count it, as t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -61,7 +61,8 @@ class Trial:
     """A recorded forward pass, and the possible arrangements of samples at its operations and inputs."""
 
     def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
-        self.tape, self.inputs, self.f, _ = run_recorded(problem, model, batch)
+        self._given = problem, model, batch
+        self.record()
         if not self.f.requires_grad:
             why = if_found(lambda: why_cut(model, lambda: problem.run(model, batch)[0]))
             raise BadModel(
@@ -71,8 +72,20 @@ class Trial:
         self.n = len(self.f)
         self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
         self.structure = structure_of(self.tape, self.inputs)
+        self.ignores_padding = self.tape.mask is not None and self._ignores(self.tape.mask)
+        self.attends = any(node.name() in _ATTENDS for node in self.tape.graph.nodes)
+        self.shapes: dict[str, torch.Size] = {}  #: by place
         self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
         self.tested: dict[tuple[Any, ...], list[Rows]] = {}  #: the same, by place and by what was allowed there
+
+    def record(self) -> None:
+        """Run the forward pass and keep its graph."""
+        self.tape, self.inputs, self.f, _ = run_recorded(*self._given)
+
+    def forget(self) -> None:
+        """Free the graph, until the pass is recorded again: its places are then others."""
+        del self.tape, self.inputs, self.f
+        self.tested.clear()
 
     def find_rows(self, structure: Structure, generator: torch.Generator) -> None:
         """Find the possible arrangements at all operations of the trials' common structure, and at inputs of calls."""
@@ -84,6 +97,7 @@ class Trial:
         shapes = {name: operation.shape for name, operation in operations.items()}
         shapes |= {name: x.shape for name, x in inputs.items()}
         allowed = {name: [rows for rows in CANDIDATES if rows.fit(shape, self.n)] for name, shape in shapes.items()}
+        self.shapes = shapes
         for name, operation in operations.items():
             if isinstance(operation, Product | Bias):
                 allowed[name] = [rows for rows in allowed[name] if rows.axis == 0]
@@ -103,10 +117,9 @@ class Trial:
         """Return whether a sample has several rows at a call's input or product, and several arrangements are left."""
         if len(possible) < 2 or self.n == 1 or name[:2] not in ("x:", "z:"):
             return False
-        shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.tape.operations[name].shape
-        return shape[possible[0].axis] != self.n
+        return self.shapes[name][possible[0].axis] != self.n
 
-    def ignores(self, padding: Tensor) -> bool:
+    def _ignores(self, padding: Tensor) -> bool:
         """Return whether the derivative is 0 at padded tokens, at every call's input and at the network's."""
         read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
         u = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0)).to(self.f)
@@ -114,6 +127,16 @@ class Trial:
             (u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True
         )
         return bool(padding_ignored(padding, list(derivatives)))
+
+
+def in_turn(trials: Iterable[Trial]) -> Iterator[Trial]:
+    """Yield trials, each with its graph; when the next one is asked for, only the first keeps it, to save memory."""
+    for number, trial in enumerate(trials):
+        if "tape" not in vars(trial):
+            trial.record()
+        yield trial
+        if number:
+            trial.forget()
 
 
 def lay_out(
@@ -133,11 +156,12 @@ def lay_out(
     # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), problem.measuring(model, plain=True), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
-        trials = [Trial(problem, model, batch) for batch in batches]
+        trials = list(in_turn(Trial(problem, model, batch) for batch in batches))
+        attends = any(trial.attends for trial in trials)
 
         def planned(structure: Structure, distrusted: Collection[str]) -> Plan:
             while True:
-                for trial in trials:
+                for trial in in_turn(trials):
                     trial.find_rows(structure, generator)
                 plan = _Planner(problem, model, trials, structure, distrusted).plan()
                 # Names of operations depend on the derived tensors: where the plan drops one, names are given anew.
@@ -146,8 +170,11 @@ def lay_out(
                 structure = plan.structure
 
         plan = planned(reduce(Structure.common_with, (trial.structure for trial in trials)), distrusted)
-        proofs, unproved = zip(*(proved(problem, model, plan, trial, generator) for trial in trials), strict=True)
-        wrong = set[str]().union(*unproved)
+        proofs, wrong = list[Certificate](), set[str]()
+        for trial in in_turn(trials):
+            proof, unproved = proved(problem, model, plan, trial, generator)
+            proofs += [proof] * attends
+            wrong.update(unproved)
         plan = plan if not wrong else planned(plan.structure, {*distrusted, *wrong})
         if attention_heads:
             heads = HeadFinder(trials[0].tape.graph).run()
@@ -155,7 +182,6 @@ def lay_out(
             more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * plan.itemsize
             refused = {**heads.refused_queries, **heads.refused_values}
             plan = replace(plan, parts=parts, not_parted=refused, jacobian_bytes=plan.jacobian_bytes + more)
-        attends = any(node.name() in _ATTENDS for trial in trials for node in trial.tape.graph.nodes)
     return replace(plan, fused=attends and _fused_alike(problem, model, plan, batches, proofs))
 
 
@@ -250,7 +276,7 @@ class _Planner:
             jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // first.n,
             unexplained_size=stored,
             itemsize=first.f.element_size(),
-            ignores_padding=all(t.tape.mask is not None and t.ignores(t.tape.mask) for t in self.trials),
+            ignores_padding=all(trial.ignores_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,
             several_ends=several_ends,
         )
@@ -368,8 +394,7 @@ class _Planner:
         """The number of positions per sample at which the products act, the largest over trials."""
         rows = max(1, adapter.matrix(value)[:, :, 0].numel())
         return max(
-            sum(trial.tape.operations[product].shape.numel() for product in products) // (trial.n * rows)
-            for trial in self.trials
+            sum(trial.shapes[product].numel() for product in products) // (trial.n * rows) for trial in self.trials
         )
 
 
@@ -421,26 +446,28 @@ def _fused_alike(
     once, rtol = problem.measuring(model, twice=False, plain=True), Checker(problem, model, plan).rtol
     try:
         with clear_autograd_errors(), once, differentiable(model.parameters()):
-            for batch, proof in zip(batches, proofs, strict=True):
-                trial = Trial(problem, model, batch)
-                plan.require_same(trial.tape, trial.inputs, batch)
-                fused = any(node.name().startswith("ScaledDotProduct") for node in trial.tape.graph.nodes)
-                mask = trial.tape.mask if plan.ignores_padding else None
-                if not fused or (mask is not None and not trial.ignores(mask)):
-                    return False
-                # the derivatives that plain operations have
-                watched = watched_places(trial.tape, plan, [], trial.n, ())
-                at = {name: place.at for name, place in watched.items() if name in proof.raw}
-                found = torch.autograd.grad(trial.f, list(at.values()), proof.u, allow_unused=True)
-                for name, own in zip(at, found, strict=True):
-                    plain = proof.raw[name]
-                    if own is None or plain is None:
-                        if own is not plain:
-                            return False
-                    elif not vector_norm(own - plain) <= rtol * vector_norm(plain):
-                        return False
+            pairs = zip(batches, proofs, strict=True)
+            return all(_fused_on(Trial(problem, model, batch), batch, plan, proof, rtol) for batch, proof in pairs)
     except (PlanBroken, RuntimeError):
         return False
+
+
+def _fused_on(trial: Trial, batch: Batch, plan: Plan, proof: Certificate, rtol: float) -> bool:
+    plan.require_same(trial.tape, trial.inputs, batch)
+    fused = any(node.name().startswith("ScaledDotProduct") for node in trial.tape.graph.nodes)
+    if not fused or (plan.ignores_padding and not trial.ignores_padding):
+        return False
+    # the derivatives that plain operations have
+    watched = watched_places(trial.tape, plan, [], trial.n, ())
+    at = {name: place.at for name, place in watched.items() if name in proof.raw}
+    found = torch.autograd.grad(trial.f, list(at.values()), proof.u, allow_unused=True)
+    for name, own in zip(at, found, strict=True):
+        plain = proof.raw[name]
+        if own is None or plain is None:
+            if own is not plain:
+                return False
+        elif not vector_norm(own - plain) <= rtol * vector_norm(plain):
+            return False
     return True
 
 
