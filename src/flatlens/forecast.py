@@ -26,7 +26,7 @@ from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.problem.data import FEW, Data
 from flatlens.problem.eval_context import device_of
-from flatlens.problem.inspection import probed
+from flatlens.problem.inspection import probed_together
 from flatlens.problem.ranks import ALONE
 from flatlens.progress import count_of, in_words, no_progress
 
@@ -292,7 +292,7 @@ _NORMS = "searched_spectral_norm", "searched_kernel_norm"
 def _of_all_probes(lens: Lens, grown: float) -> float:
     """Return the bytes that the plan takes on the probes of all the data, from those that it took on a few samples."""
     fixed = min(grown, 2 * _weights_in_float64(lens))  # and of their gradients
-    return fixed + (grown - fixed) * probed(_samples_of(lens)) / probed(lens.problem.n)
+    return fixed + (grown - fixed) * probed_together(_samples_of(lens)) / probed_together(lens.problem.n)
 
 
 def _norms_of_each_form(plan: Plan, tried: Plan) -> float:

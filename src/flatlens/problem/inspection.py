@@ -179,14 +179,13 @@ class Contents:
         )  # fmt: skip
 
 
-def probed(n: int) -> int:
-    """Return how many of n samples the probes have, if chunks are full.
+def probed_together(n: int) -> int:
+    """Return how many samples the graphs hold that a plan needs at once: of the first probe, and of another one.
 
-    >>> probed(4), probed(64), probed(60_000)  # of 118 chunks: 0, 1, 2, 4, ..., 64
-    (4, 8, 64)
+    >>> probed_together(4), probed_together(64), probed_together(60_000)
+    (4, 8, 16)
     """
-    chunks = math.ceil(n / FORWARD_CHUNK)
-    return min(n, _PROBE * (1 + (chunks - 1).bit_length()))
+    return min(n, _PROBE * (1 + (n > FORWARD_CHUNK)))
 
 
 def check_all(
