@@ -319,6 +319,8 @@ def picture(every: Sequence[Relation]) -> str:
     text = base.mark_text(fontSize=9).encode(text=alt.Text("r:Q", format=".2f"))
     chart = alt.layer(base.mark_rect().encode(color=colour), text).properties(width=alt.Step(36), height=alt.Step(18))
     drawn = chart.facet(column=alt.Column("which:N", title=None, sort=list(PANELS)))
+    # a browser's font may be wider than the one that these labels are measured by
+    drawn = drawn.properties(padding={"left": 60, "right": 20, "top": 5, "bottom": 50})
     return compact(vl_convert.vegalite_to_svg(drawn.to_json(), allowed_base_urls=[]))
 
 

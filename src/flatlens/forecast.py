@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 from flatlens.curvature import Hessian
+from flatlens.curvature.operators import memory_of_graphs
 from flatlens.errors import FlatlensError
 from flatlens.estimate import Report
 from flatlens.grams.data_pass import chunk_size
@@ -34,6 +35,7 @@ FIRST, TRIAL = 2, FEW
 """Number of samples of the first two trials, of which one warms up, and of the last: doubled while that is quick."""
 
 _T = TypeVar("_T")
+OF_A_PLAN = 4  #: copies of the derivatives at all places that a plan holds for each sample: 3.4 to 5.3
 SHARE = 8  #: a trial takes at most this part of the samples
 OF_AN_OUTPUT = 12 * 8
 """Bytes of each sample's output: losses, their derivatives and combinations hold about a dozen float64 copies."""
@@ -212,6 +214,7 @@ class _Trial:
     numbers: int
     grown: float | None  #: the peak minus the memory in use before
     results: int  #: memory of what the work keeps
+    graphs: float = 0.0  #: bytes of the graphs that products on all samples keep, beyond those of the trial
     product: float = math.nan  #: seconds of a curvature product of one sample, of the only trial of a slow network
 
     @property
@@ -250,7 +253,7 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         known, used = "plan" in vars(lens), gauge.used() or 0
         laid_out, plan = _weighed(lambda: lens.plan, gauge)
         if not known and laid_out.grown is not None:
-            before = max(before, used + _of_all_probes(lens, laid_out.grown))
+            before = max(before, used + laid_out.grown + _on_more_probes(lens))
         named, weights = [one.name for one in fields(Weight)], plan.weights.items()
         unsearched = {at: _Unsearched(**{name: getattr(weight, name) for name in named}) for at, weight in weights}
         tried = replace(plan, weights=dict[str, Weight](unsearched))
@@ -289,10 +292,11 @@ class _Unsearched(Weight):
 _NORMS = "searched_spectral_norm", "searched_kernel_norm"
 
 
-def _of_all_probes(lens: Lens, grown: float) -> float:
-    """Return the bytes that the plan takes on the probes of all the data, from those that it took on a few samples."""
-    fixed = min(grown, 2 * _weights_in_float64(lens))  # and of their gradients
-    return fixed + (grown - fixed) * probed_together(_samples_of(lens)) / probed_together(lens.problem.n)
+def _on_more_probes(lens: Lens) -> float:
+    """Return the bytes that the plan takes on the probes of all the data, beyond those that it takes on a few."""
+    data, n = lens.problem.data, _samples_of(lens)
+    more = probed_together(data.whole or data, n) - probed_together(data, lens.problem.n)
+    return max(0, more) * OF_A_PLAN * lens.plan.jacobian_bytes
 
 
 def _norms_of_each_form(plan: Plan, tried: Plan) -> float:
@@ -340,7 +344,8 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter,
         operator = Hessian(few.problem, model=few.model)
         times, v = operator.on_every(1), torch.ones(operator.size, dtype=operator.dtype, device=operator.space.device)
         product = _weighed(lambda: times(v), _gauge(few))[0].seconds / few.problem.n
-    return _Trial(few.problem.n, took, own, parts, products, few.products, numbers, taken.grown, held, product)
+    graphs = memory_of_graphs(few.problem, _samples_of(lens)) - memory_of_graphs(few.problem, few.problem.n)
+    return _Trial(few.problem.n, took, own, parts, products, few.products, numbers, taken.grown, held, graphs, product)
 
 
 class _Taken(NamedTuple):
@@ -398,9 +403,9 @@ def _extrapolated(
         slope = _slope(lens, first, last)
         results = max(0, last.results - first.results) / max(1, last.n - first.n)
         more = last.grown + slope * (together - tried) + results * (n - last.n)
-        if not math.isnan(last.product):
-            more += lens.problem.memory // 2  # graphs that a search keeps
-        peak, least = used + more, used + max(0.0, more - slope * (together - 1))
+        least = used + max(0.0, more - slope * (together - 1))  # with a smaller memory: no graphs are kept
+        more += last.graphs
+        peak = used + more
     if CHECKS in parts and used is not None and peak is not None and least is not None:
         # the checks have chunks of their own, of which --memory says nothing: the bytes of one more sample in each
         few, many = (min(count, n) for count in FORWARDS)
@@ -438,13 +443,10 @@ def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
 
 def by_rule(lens: Lens) -> Forecast:
     """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
-    gauge, each, fixed = _gauge(lens), _per_sample(lens), _weights_in_float64(lens)
+    gauge, each = _gauge(lens), _per_sample(lens)
+    fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
     more, used, left = fixed + each * chunk(lens, _samples_of(lens)), gauge.used(), gauge.left()
     return Forecast(None, None, more, left) if used is None else Forecast(used + more, used + fixed + each, more, left)
-
-
-def _weights_in_float64(lens: Lens) -> float:
-    return 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
 
 
 def chunk(lens: Lens, n: int) -> int:

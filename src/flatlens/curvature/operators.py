@@ -51,6 +51,7 @@ from flatlens.user_code import users_code
 
 _T = TypeVar("_T")
 _COUNTED_ON = 2  #: samples on which the bytes that autograd saves are counted, and a product's operations checked
+GRAPH_BYTES = "bytes of a sample's graph"  #: first part of a key of a problem's facts
 LARGEST_CHUNK = 1024  #: largest number of samples in a chunk: more make nothing faster
 _FEWEST = 128  #: samples of a chunk that make the products of large networks fast
 _CACHED = 2**24  #: bytes of a graph on a processor: LeNet takes 1.4 times as long if its chunks have four times as many
@@ -62,8 +63,8 @@ class Graphs(Generic[_T]):
     """What is made of each batch of the data, kept while it fits in half the problem's memory.
 
     The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
-    anew, and these must meet it in the same state. What makes them is not kept: an operator that makes its own graphs
-    would refer to itself, and their memory would wait for the garbage collector.
+    anew, and these must meet it in the same state. `make` is not stored: an operator that makes its own graphs would
+    refer to itself, and their memory would wait for the garbage collector.
     """
 
     problem: Problem
@@ -78,7 +79,7 @@ class Graphs(Generic[_T]):
     _each: int = field(default=0, init=False)  #: bytes of a sample; 0 until they are counted
 
     def made_by(self, make: Callable[[Batch, int], _T]) -> Iterator[_T]:
-        """Yield what `make` makes of each batch and its number; those kept were made by it."""
+        """Yield what `make` makes of each batch and its number; kept results come from an earlier call with it."""
         with in_turn(self.model), differentiable(self.parameters):
             catch_up(self.model)
             state = tuple(fingerprint(p) for p in self.model.parameters())
@@ -95,7 +96,7 @@ class Graphs(Generic[_T]):
         each = self._each
         budget = self.problem.memory // 2
         most = max(1, min(samples_at_once(self.problem, each), budget // (2 * each)))
-        own = sum(p.nbytes for p in self.parameters)  # each graph holds its gradient
+        own = sum(p.nbytes for p in self.parameters)  # each graph holds its gradient; one is kept also if this is large
         turn = seen = 0
         coupled = self.problem.coupled
         for number, raw in self.problem.shared(most if coupled else most * self.every, self.ranks):
@@ -108,11 +109,18 @@ class Graphs(Generic[_T]):
                 continue
             before = checkpoints_made()
             made = make(self.problem.place(raw), number)
-            if turn == len(self._kept) + 1 and seen * each + turn * own <= budget and checkpoints_made() == before:
+            fits = seen * each + (turn - 1) * own <= budget
+            if turn == len(self._kept) + 1 and fits and checkpoints_made() == before:
                 self._kept.append(made)
             yield made
             del made  # free its memory before the next one is built
         self._all_kept = turn == len(self._kept)
+
+
+def memory_of_graphs(problem: Problem, n: int) -> int:
+    """Return the bytes of the graphs that products with an operator would keep of n samples; 0 before any product."""
+    each = [found for key, found in problem.facts.items() if isinstance(key, tuple) and key[0] == GRAPH_BYTES]
+    return min(problem.memory // 2, n * max(each, default=0))
 
 
 def samples_at_once(problem: Problem, each: int) -> int:
@@ -125,7 +133,7 @@ def samples_at_once(problem: Problem, each: int) -> int:
 
 def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch], object], of: Hashable) -> int:
     """Return the bytes that autograd saves for a sample, counted once for a problem and what the graph is `of`."""
-    key = "bytes of a sample", of, problem.ghost_batch, *(p.requires_grad for p in model.parameters())
+    key = GRAPH_BYTES, of, problem.ghost_batch, *(p.requires_grad for p in model.parameters())
     each: int | None = None if of is None else problem.facts.get(key)
     if each is None:
         probe = problem.place(take(problem.probes[0], 0, _COUNTED_ON))

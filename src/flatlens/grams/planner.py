@@ -129,7 +129,7 @@ class Trial:
         return bool(padding_ignored(padding, list(derivatives)))
 
 
-def in_turn(trials: Iterable[Trial]) -> Iterator[Trial]:
+def one_at_a_time(trials: Iterable[Trial]) -> Iterator[Trial]:
     """Yield trials, each with its graph; when the next one is asked for, only the first keeps it, to save memory."""
     for number, trial in enumerate(trials):
         if "tape" not in vars(trial):
@@ -156,12 +156,12 @@ def lay_out(
     # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), problem.measuring(model, plain=True), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
-        trials = list(in_turn(Trial(problem, model, batch) for batch in batches))
+        trials = list(one_at_a_time(Trial(problem, model, batch) for batch in batches))
         attends = any(trial.attends for trial in trials)
 
         def planned(structure: Structure, distrusted: Collection[str]) -> Plan:
             while True:
-                for trial in in_turn(trials):
+                for trial in one_at_a_time(trials):
                     trial.find_rows(structure, generator)
                 plan = _Planner(problem, model, trials, structure, distrusted).plan()
                 # Names of operations depend on the derived tensors: where the plan drops one, names are given anew.
@@ -171,7 +171,7 @@ def lay_out(
 
         plan = planned(reduce(Structure.common_with, (trial.structure for trial in trials)), distrusted)
         proofs, wrong = list[Certificate](), set[str]()
-        for trial in in_turn(trials):
+        for trial in one_at_a_time(trials):
             proof, unproved = proved(problem, model, plan, trial, generator)
             proofs += [proof] * attends
             wrong.update(unproved)

@@ -347,6 +347,11 @@ class Data:
         self._readings = 0
 
     @property
+    def in_batches(self) -> bool:
+        """Return whether a loader gives the data in batches of its own."""
+        return self._source is not None
+
+    @property
     def told(self) -> str:
         """Return the data in words: shapes and checksum of tensors, the type of anything else; the remarks."""
         of = self._values if self._source is None else f"batches of a {type(self._source).__name__}"

@@ -179,13 +179,9 @@ class Contents:
         )  # fmt: skip
 
 
-def probed_together(n: int) -> int:
-    """Return how many samples the graphs hold that a plan needs at once: of the first probe, and of another one.
-
-    >>> probed_together(4), probed_together(64), probed_together(60_000)
-    (4, 8, 16)
-    """
-    return min(n, _PROBE * (1 + (n > FORWARD_CHUNK)))
+def probed_together(data: Data, n: int) -> int:
+    """Return of how many of n samples a plan holds graphs at once: of the first probe, and of another one."""
+    return min(n, _PROBE * (1 + (n > FORWARD_CHUNK or data.in_batches)))
 
 
 def check_all(
