@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import atlas
@@ -18,6 +19,7 @@ from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
 from flatlens.progress import by_key
 
+_SENTENCE = re.compile(r"(?<=\.) (?=[^a-z])")
 FOLDER = Path(__file__).parent / "papers"
 BEGIN, END = "<!-- results -->", "<!-- end -->"
 ALL = "index"
@@ -71,7 +73,7 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
 
     The atlas says how each is weighed; `settings` has the settings as printed, as coded and here.
     """
-    objections = list[str]()
+    objections, before = list[str](), ""
     yield LEGEND
     yield ""
     yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "n, units",
@@ -88,12 +90,24 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
                 statistic.size,
                 prediction.accepted,
             )
-            said = f"{prediction.says} *{prediction.accepted}.* {prediction.objections}"
+            said = f"{prediction.says} *{prediction.accepted}.* {_beyond(before, prediction.objections)}"
             objections.append(f"- **{atlas.name_of(one)}**: {said}")
+            before = prediction.objections
     yield ""
     yield from atlas.folded(
         "Would its authors accept it? What differs, and what other readings show", [*objections, ""]
     )
+
+
+def _beyond(before: str, text: str) -> str:
+    """Return a text; sentences with which another one also begins are said once.
+
+    >>> _beyond("One. Two. Three.", "One. Two. Four.")
+    'First as for the claim before. Four.'
+    """
+    former, sentences = (_SENTENCE.split(one) for one in (before, text))
+    alike = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(former, sentences, strict=False))))
+    return " ".join(["First as for the claim before.", *sentences[alike:]]) if alike else text
 
 
 def _is_main(row: Row) -> bool:
