@@ -103,11 +103,11 @@ def _beyond(before: str, text: str) -> str:
     """Return a text; sentences with which another one also begins are said once.
 
     >>> _beyond("One. Two. Three.", "One. Two. Four.")
-    'First as for the claim before. Four.'
+    'The same differences as for the claim before. Four.'
     """
     former, sentences = (_SENTENCE.split(one) for one in (before, text))
     alike = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(former, sentences, strict=False))))
-    return " ".join(["First as for the claim before.", *sentences[alike:]]) if alike else text
+    return " ".join(["The same differences as for the claim before.", *sentences[alike:]]) if alike else text
 
 
 def _is_main(row: Row) -> bool:
