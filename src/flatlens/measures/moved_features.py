@@ -42,6 +42,7 @@ from flatlens.perturbation.features import (
 )
 from flatlens.perturbation.weights import Elsewhere
 
+APART = 1.9  #: value of int |p - p_hat|, at most 2, above which few kernels overlap
 NO_OVERLAP = "; kernels hardly overlap: a mean difference of the parts' mean losses, whatever the features are"
 FEW_LABELS = 20  #: labels of all that show how much another label can change the loss
 FEATURES_MOVED = "moved features"
@@ -297,6 +298,7 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
         shifts[number], signed = mismatch(moving[held], moving[kept], losses[held], losses[kept], bandwidth)
         weighted[number], plain[number] = abs(signed), (losses[held].mean() - losses[kept].mean()).abs()
     note = "an approximation from random splits"
+    apart = float(shifts.mean()) > APART and torch.allclose(weighted, plain, rtol=0.01, atol=0)
     largest = float(losses.abs().max())
 
     def spread(values: Tensor, unit: str = "loss", note: str = note) -> Estimate:
@@ -304,7 +306,7 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
         return Estimate(float(mean), float(stderr), "estimate", note=note, unit=unit, arrays={"splits": values})
 
     return {
-        "": spread(weighted, note=note + NO_OVERLAP * torch.allclose(weighted, plain, rtol=0.01, atol=0)),
+        "": spread(weighted, note=note + NO_OVERLAP * apart),
         "shift": spread(shifts, "share"),
         "bound": spread(largest * shifts, note=f"{note}; the largest absolute loss seen is {largest:.3g}"),
     }
