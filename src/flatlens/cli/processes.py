@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _grace = 1.2  #: seconds in which a command may end by itself; then the process is ended
+_TRACKER_IN_SILENCE = "ignore::UserWarning:loky.backend.resource_tracker"
+"""For the process that removes the semaphores of a command that was stopped, and says so on our stderr."""
 _received = 0
 _said = threading.Event()
 
@@ -57,25 +59,19 @@ def stoppable() -> Iterator[None]:
                     os.write(2, b"\r\x1b[?25h")  # a bar hides the cursor
                 if not _said.is_set():
                     os.write(2, b"flatlens: stopped\n")
-            # loky's tracker would complain about leftovers: it is ended, and they, semaphores with our process id,
-            # are removed
-            tracker = sys.modules.get("loky.backend.resource_tracker")
-            if (process := getattr(getattr(tracker, "_resource_tracker", None), "_pid", None)) is not None:
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
-                for semaphore in Path("/dev/shm").glob(f"sem.loky-{os.getpid()}-*"):
-                    with suppress(OSError):
-                        semaphore.unlink()
             os._exit(128 + content[0])
         os.close(read)
 
     before = [signal.signal(number, interrupt) for number in SIGNALS]
+    warned = os.environ.get("PYTHONWARNINGS", "")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [warned, _TRACKER_IN_SILENCE]))
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         if not _received:
+            os.environ["PYTHONWARNINGS"] = warned
             signal.set_wakeup_fd(-1)
             os.close(write)
             for number, handler in zip(SIGNALS, before, strict=True):
