@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flatlens.cli.processes import stoppable
+
 NET = """
 import sys, time, torch
 from torch import nn
@@ -80,3 +82,12 @@ def test_a_study_says_that_nothing_is_lost(tmp_path, number):
     assert lines[-1] == "flatlens: stopped: the finished networks are kept, and the same command continues"
     assert all(line.startswith("flatlens: ") for line in lines)
     assert not list(Path("/dev/shm").glob(f"sem.loky-{process.pid}-*"))
+
+
+def test_leftover_semaphores_are_removed_in_silence():
+    """One that is gone already, as if the command had been stopped between removing it and telling the tracker."""
+    left = "from loky.backend import resource_tracker as tracker; import os; tracker.ensure_running()"
+    with stoppable():
+        code = f"{left}; tracker.register('/loky-none', 'semlock'); os._exit(0)"
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stderr == ""
