@@ -412,8 +412,8 @@ def _extrapolated(
         little, much = (_run(lens, count, gauge)[0].grown or 0.0 for count in (few, many))
         slope = (much - little) / (many - few) if many > few else much / many
         slope = max(0.0, min(slope, much / many))  # memory that is not given back makes a slope too large
-        more = max(more or 0.0, slope * min(n, FORWARD_CHUNK))
-        peak, least = max(peak, used + more), max(least, used + more)
+        checks = slope * min(n, FORWARD_CHUNK)
+        peak, least, more = max(peak, used + checks), max(least, used + checks), max(more or 0.0, checks)
     peak = None if peak is None else max(peak, before)
     return Forecast(peak, least, more, found.left, parts, once, last.products, last.in_all, last.numbers)
 

@@ -60,9 +60,9 @@ _CACHED = 2**24  #: bytes of a graph on a processor: LeNet takes 1.4 times as lo
 @final
 @dataclass(eq=False)
 class Graphs(Generic[_T]):
-    """What is made of each batch of the data, kept while it fits in half the problem's memory.
+    """A cache of one result for each batch of the data, as many as fit in half the problem's memory.
 
-    The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
+    The others are built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
     anew, and these must meet it in the same state. `make` is not stored: an operator that makes its own graphs would
     refer to itself, and their memory would wait for the garbage collector.
     """
